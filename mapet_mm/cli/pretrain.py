@@ -125,7 +125,7 @@ def pretrain(args: argparse.Namespace) -> None:
     """The whole job."""
     if not args.images.is_dir():
         raise UserError(f"{args.images} is not a folder of images")
-    from mapet_mm.cli.configs import lengthen, set_max_skipped
+    from mapet_mm.cli.configs import lengthen, process_count, set_max_skipped, share_batch
     from mapet_mm.utils.gpus import require_usable_gpu
 
     require_usable_gpu()  # what is chosen and written depends on it
@@ -138,6 +138,9 @@ def pretrain(args: argparse.Namespace) -> None:
     args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
     epochs = min(args.epochs, earlier.get("epochs", args.epochs))
     options = prepare(args, deciding_options(args, epochs))
+    shared = share_batch(args.out, process_count(args))
+    if shared:
+        print(shared, flush=True)
     if args.epochs > epochs:
         print(lengthen(args.out, options, args.epochs), flush=True)
     if args.max_skipped is not None:

@@ -160,6 +160,29 @@ def test_more_epochs_lengthen_the_training_and_its_schedule(photographs, planned
     ]
 
 
+def test_other_processes_share_the_images_of_a_step(photographs, planned, capsys):
+    """Also of a step that the user has changed; the rate is for as many images."""
+    config = photographs.parent / "run/pretrain.py"
+
+    def batch_size(processes: int) -> int:
+        pretrain(options(photographs, "--batch-size", "8", "--processes", str(processes)))
+        return Config.fromfile(config).train_dataloader.batch_size
+
+    assert (batch_size(2), batch_size(2)) == (8, 8)
+    assert not Config.fromfile(config).get("resume")
+    capsys.readouterr()
+    assert batch_size(4) == 4
+    assert "processes: 2, now 4, with 4 images each, 16 a step as before" in capsys.readouterr().out
+    assert Config.fromfile(config).resume
+    assert (batch_size(4), batch_size(1)) == (4, 16)
+    num_started = len(planned)
+    with pytest.raises(UserError, match=r"16 images a step, which 3 processes .* --processes 2"):
+        batch_size(3)
+    assert len(planned) == num_started
+    config.write_text(config.read_text().replace("batch_size=16,", "batch_size=6,"))
+    assert (batch_size(1), batch_size(2)) == (6, 3)
+
+
 def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
     (photographs.parent / "empty").mkdir()
     for wrong, said in (
@@ -262,7 +285,7 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     assert training.param_scheduler[0].end == training.param_scheduler[1].begin == 2
     assert (training.randomness.seed, tokens.codebook.seed) == (7, 7)
     assert training.optim_wrapper.optimizer.lr == pytest.approx(1.5e-3 * (64 / 2048) ** 0.5, rel=1e-2)
-    assert training.auto_scale_lr == dict(base_batch_size=64)
+    assert training.auto_scale_lr == dict(base_batch_size=64, processes=1)
     assert (tokens.on_error, tokens.max_skipped) == ("skip", 0.05)
     # At least 20 times in a training: an interruption costs a twentieth of it.
     checkpoint = training.default_hooks.checkpoint

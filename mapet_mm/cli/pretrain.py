@@ -129,25 +129,26 @@ def pretrain(args: argparse.Namespace) -> None:
     from mapet_mm.utils.gpus import require_usable_gpu
 
     require_usable_gpu()  # what is chosen and written depends on it
-    held = claim(args.out)  # until this process and those that it starts have ended
+    held = claim(args.out)
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
 
-    # More epochs than before are no other job: they lengthen the training that is there.
-    earlier = recorded_options(args.out)
-    args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
-    epochs = min(args.epochs, earlier.get("epochs", args.epochs))
-    options = prepare(args, deciding_options(args, epochs))
-    shared = share_batch(args.out, process_count(args))
-    if shared:
-        print(shared, flush=True)
-    if args.epochs > epochs:
-        print(lengthen(args.out, options, args.epochs), flush=True)
-    if args.max_skipped is not None:
-        set_max_skipped(args.out, args.max_skipped)
-    commands = stages(args)
-    print(f"the following commands run in {args.out}, where you can also run them yourself", flush=True)
-    run_stages(commands, args.out, held)
+    with held:  # also kept by the processes that it starts, until they have ended
+        # More epochs than before are no other job: they lengthen the training that is there.
+        earlier = recorded_options(args.out)
+        args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
+        epochs = min(args.epochs, earlier.get("epochs", args.epochs))
+        options = prepare(args, deciding_options(args, epochs))
+        shared = share_batch(args.out, process_count(args))
+        if shared:
+            print(shared, flush=True)
+        if args.epochs > epochs:
+            print(lengthen(args.out, options, args.epochs), flush=True)
+        if args.max_skipped is not None:
+            set_max_skipped(args.out, args.max_skipped)
+        commands = stages(args)
+        print(f"the following commands run in {args.out}, where you can also run them yourself", flush=True)
+        run_stages(commands, args.out, held)
     print(next_steps(args))
 
 

@@ -214,6 +214,20 @@ def test_a_folder_has_one_process_at_work(photographs, planned):
     pretrain(args)
 
 
+def test_a_folder_is_free_after_an_error_that_is_kept(photographs, monkeypatch):
+    """As a notebook keeps the last one, with the variables of its functions."""
+
+    def failing(*_):
+        raise UserError("a stage failed")
+
+    monkeypatch.setattr("mapet_mm.cli.pretrain.run_stages", failing)
+    kept = []
+    for _ in range(2):
+        with pytest.raises(UserError, match="a stage failed") as error:
+            pretrain(options(photographs))
+        kept.append(error)
+
+
 def test_what_was_decided_stays_and_nothing_else_is_said(photographs, planned, monkeypatch, capsys):
     """CLIP's weights appear, an image is added, and the weights to start from have gone."""
     torch.save(deit().state_dict(), photographs.parent / "deit.pth")

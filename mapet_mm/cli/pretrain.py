@@ -138,7 +138,7 @@ def pretrain(args: argparse.Namespace) -> None:
         earlier = recorded_options(args.out)
         args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
         epochs = min(args.epochs, earlier.get("epochs", args.epochs))
-        options = prepare(args, deciding_options(args, epochs))
+        options = prepare(args, deciding_options(args, epochs, earlier))
         shared = share_batch(args.out, process_count(args))
         if shared:
             print(shared, flush=True)
@@ -152,7 +152,7 @@ def pretrain(args: argparse.Namespace) -> None:
     print(next_steps(args))
 
 
-def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
+def deciding_options(args: argparse.Namespace, epochs: int, earlier: dict[str, Any]) -> dict[str, Any]:
     """The options that decide what is computed; a RUN keeps those of its first start."""
     options = {name: value for name, value in vars(args).items() if name not in FREE_OPTIONS}
     options["images"] = args.images.resolve()
@@ -161,6 +161,11 @@ def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
         del options["method"]
     if args.init and not args.init.startswith(("timm:", "hf:")):
         options["init"] = Path(args.init).resolve()
+    if args.labels:
+        options["labels"] = args.labels.resolve()
+        known = earlier.get("labels")
+        if known and Path(known).resolve() == options["labels"]:
+            options["labels"] = known  # in an older RUN, as it was typed
     return canonical(options)
 
 

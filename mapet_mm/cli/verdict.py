@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import type_name
-from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.errors import UserError, reason_of
 
 TRAINED = "train.txt"  # images that are trained on
 HELD_OUT = "held_out.txt"  # the others
@@ -83,10 +83,14 @@ def read_labels(file: Path, names: Sequence[str]) -> dict[str, str]:
     """The class of each image in a file of lines `name<tab or space>class`.
 
     Raises:
-        UserError: a line without a class, or images without a line.
+        UserError: no such text, a line without a class, or images without a line.
     """
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--labels {file}: {reason_of(error)}; name a text of lines `name class`") from error
     found = {}
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         name, _, label = line.rpartition("\t" if "\t" in line else " ")

@@ -189,11 +189,30 @@ def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
         (options(photographs, "--init", "nowhere.pth", "--tokenizer", "init"), "nowhere.pth"),
         (options(photographs.parent / "empty"), "holds no images"),
         (options(photographs.parent / "gone"), "is not a folder"),
+        (options(photographs, "--labels", "nowhere.txt"), "--labels nowhere.txt: FileNotFoundError"),
+        (options(photographs, "--labels", str(photographs / "a.jpg")), "a text of lines `name class`"),
     ):
         with pytest.raises(UserError, match=said):
             pretrain(wrong)
     pretrain(options(photographs, "--tokenizer", "random"))
     assert len(planned) == 1
+
+
+def test_a_file_of_labels_is_the_same_by_any_name(photographs, planned, monkeypatch):
+    """Also for a RUN that has its name as it was typed."""
+    labels = photographs.parent / "labels.txt"
+    labels.write_text("a.jpg x\ndeep/er/b.PNG y\ndeep/c d.webp\tx\n")
+    identity = photographs.parent / "run/identity.json"
+    monkeypatch.chdir(photographs)
+    pretrain(options(photographs, "--labels", "../labels.txt"))
+    whole = identity.read_text()
+    monkeypatch.chdir(photographs.parent)
+    pretrain(options(photographs, "--labels", "labels.txt"))
+    assert identity.read_text() == whole
+    identity.write_text(whole.replace(str(labels), "labels.txt"))
+    pretrain(options(photographs, "--labels", str(labels)))
+    with pytest.raises(UserError, match=r"labels: labels.txt, now .*/others.txt"):
+        pretrain(options(photographs, "--labels", "others.txt"))
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):

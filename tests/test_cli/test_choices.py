@@ -293,6 +293,7 @@ OTHER_WEIGHTS = [
     (lambda: deit().state_dict(), "base", "'embed_dims': 192"),
     (lambda: deit(depth=6).state_dict(), None, "'num_layers': 6"),
     (lambda: deit(class_token=False, global_pool="avg").state_dict(), "tiny", "class token"),
+    (lambda: deit(global_pool="avg", fc_norm=True).state_dict(), None, "without a final norm"),
 ]
 
 

@@ -15,6 +15,7 @@ from mmengine.fileio import list_dir_or_file
 
 from mapet_mm.cli.start_models import SIDE
 from mapet_mm.cli.starts import GRID, INIT, Start, take_start
+from mapet_mm.cli.verdict import read_labels
 from mapet_mm.datasets.formats import EXTENSIONS
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
@@ -68,6 +69,8 @@ def choose(args: argparse.Namespace) -> Choices:
         raise UserError(
             f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}"
         )
+    if args.labels:
+        read_labels(args.labels, names)  # to refuse a wrong file before anything is made
 
     start = None
     arch = args.arch or "small"

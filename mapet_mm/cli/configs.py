@@ -19,6 +19,7 @@ from mapet_mm.interop.like_start import EXPORTS
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.config import type_name
+from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import IDENTITY
 
 TOKENIZER = "tokenizer.py"
@@ -63,6 +64,34 @@ def lengthen(out: Path, options: dict[str, Any], epochs: int) -> str:
         f"epochs: {options['epochs']}, now {epochs}: the training goes on from its last checkpoint, at the "
         f"learning rate that {epochs} epochs have there"
     )
+
+
+def share_batch(out: Path, processes: int) -> str:
+    """Let another number of processes share the images of a step of RUN's training, which stay as many.
+
+    Returns:
+        A line about it; empty if the number is the same as before.
+
+    Raises:
+        UserError: they cannot share them equally.
+    """
+    cfg = Config.fromfile(out / PRETRAINING)
+    before = cfg.auto_scale_lr.get("processes", processes)
+    if processes == before:
+        return ""
+    batch = before * cfg.train_dataloader.batch_size
+    if batch % processes:
+        fitting = max(count for count in range(1, processes) if batch % count == 0)
+        raise UserError(
+            f"{out} trains with {batch} images a step, which {processes} processes cannot share equally: add "
+            f"--processes {fitting}"
+        )
+    share = batch // processes
+    cfg.resume = True
+    cfg.train_dataloader.batch_size = share
+    cfg.auto_scale_lr.processes = processes
+    write_config(out / PRETRAINING, cfg)
+    return f"processes: {before}, now {processes}, with {share} images each, {batch} a step as before"
 
 
 def set_max_skipped(out: Path, share: float) -> None:
@@ -153,7 +182,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
             "train_cfg.max_epochs": args.epochs,
             "param_scheduler": schedules,
             "optim_wrapper.optimizer.lr": float(f"{rate:.3g}"),
-            "auto_scale_lr": dict(base_batch_size=total),
+            "auto_scale_lr": dict(base_batch_size=total, processes=process_count(args)),  # see `share_batch`
             "default_hooks.logger.interval": 10,
             "default_hooks.checkpoint.interval": max(1, args.epochs // 20),
             "default_hooks.checkpoint.max_keep_ckpts": 2,

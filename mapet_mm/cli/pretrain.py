@@ -125,30 +125,34 @@ def pretrain(args: argparse.Namespace) -> None:
     """The whole job."""
     if not args.images.is_dir():
         raise UserError(f"{args.images} is not a folder of images")
-    from mapet_mm.cli.configs import lengthen, set_max_skipped
+    from mapet_mm.cli.configs import lengthen, process_count, set_max_skipped, share_batch
     from mapet_mm.utils.gpus import require_usable_gpu
 
     require_usable_gpu()  # what is chosen and written depends on it
-    held = claim(args.out)  # until this process and those that it starts have ended
+    held = claim(args.out)
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
 
-    # More epochs than before are no other job: they lengthen the training that is there.
-    earlier = recorded_options(args.out)
-    args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
-    epochs = min(args.epochs, earlier.get("epochs", args.epochs))
-    options = prepare(args, deciding_options(args, epochs))
-    if args.epochs > epochs:
-        print(lengthen(args.out, options, args.epochs), flush=True)
-    if args.max_skipped is not None:
-        set_max_skipped(args.out, args.max_skipped)
-    commands = stages(args)
-    print(f"the following commands run in {args.out}, where you can also run them yourself", flush=True)
-    run_stages(commands, args.out, held)
+    with held:  # also kept by the processes that it starts, until they have ended
+        # More epochs than before are no other job: they lengthen the training that is there.
+        earlier = recorded_options(args.out)
+        args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
+        epochs = min(args.epochs, earlier.get("epochs", args.epochs))
+        options = prepare(args, deciding_options(args, epochs, earlier))
+        shared = share_batch(args.out, process_count(args))
+        if shared:
+            print(shared, flush=True)
+        if args.epochs > epochs:
+            print(lengthen(args.out, options, args.epochs), flush=True)
+        if args.max_skipped is not None:
+            set_max_skipped(args.out, args.max_skipped)
+        commands = stages(args)
+        print(f"the following commands run in {args.out}, where you can also run them yourself", flush=True)
+        run_stages(commands, args.out, held)
     print(next_steps(args))
 
 
-def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
+def deciding_options(args: argparse.Namespace, epochs: int, earlier: dict[str, Any]) -> dict[str, Any]:
     """The options that decide what is computed; a RUN keeps those of its first start."""
     options = {name: value for name, value in vars(args).items() if name not in FREE_OPTIONS}
     options["images"] = args.images.resolve()
@@ -157,6 +161,11 @@ def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
         del options["method"]
     if args.init and not args.init.startswith(("timm:", "hf:")):
         options["init"] = Path(args.init).resolve()
+    if args.labels:
+        options["labels"] = args.labels.resolve()
+        known = earlier.get("labels")
+        if known and Path(known).resolve() == options["labels"]:
+            options["labels"] = known  # in an older RUN, as it was typed
     return canonical(options)
 
 

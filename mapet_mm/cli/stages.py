@@ -27,7 +27,7 @@ class Stage:
 
 
 def claim(folder: Path) -> TextIO | None:
-    """Open a file that claims a folder for this process until it ends; None if another has claimed it."""
+    """Open a file that claims a folder until it is closed; None if it is claimed already."""
     folder.mkdir(parents=True, exist_ok=True)
     file = open(folder / "claim", "a")  # noqa: SIM115
     try:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mapet_mm.cli.start_models import of_hugging_face, of_timm
 from mapet_mm.evaluation.named import RUN_CONFIG, newest_checkpoint
-from mapet_mm.interop.convert import as_start, sizes_of
+from mapet_mm.interop.convert import FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.hf_timm import EPS, MODEL_TYPES
 from mapet_mm.interop.like_start import EXPORTS, TIMM_NETWORK, images_of
@@ -136,6 +136,10 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
         raise UserError(
             f"--init {source}: a ViT with {sizes} and patches of {patch}; as a file, the pre-training takes "
             f"one with a class token, patches of 16, and one of {known}; {TAKEN}"
+        )
+    if FINAL_NORM not in weights:
+        raise UserError(
+            f"--init {source}: weights without a final norm (of a fine-tuned MAE?); take the pre-trained file"
         )
     write_weights(target, weights)
     (found,) = (name for name in known if known[name] == sizes)

@@ -15,7 +15,7 @@ from mapet_mm.structures import TokenStore
 from mapet_mm.structures.image_names import read_lines
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import type_name
-from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.errors import UserError, reason_of
 
 TRAINED = "train.txt"  # images that are trained on
 HELD_OUT = "held_out.txt"  # the others
@@ -25,6 +25,7 @@ TESTED = "verdict_val.txt"
 SHARE = 0.1
 MOST = 10_000  # images that are held out, and images that vote
 LEAST = 50  # images, for a verdict
+FEWEST = 5  # tested images with others of their class to vote, for a verdict by labels
 SHOTS = 10  # labels a class
 PROBES = 10  # of k-NN, during the training
 MOST_PROBED = 2_000
@@ -45,10 +46,15 @@ def write_lists(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
     tested = held_out[: max(10, budget // 2)]
     voting = []
     if classes:
-        # Classes that have an image to vote.
         voting = voting_images(trained, classes, min(MOST, max(10, budget - len(tested))), args.seed)
         voted = {classes[name] for name in voting}
-        tested = [name for name in tested if classes[name] in voted]
+        with_votes = [name for name in tested if classes[name] in voted]
+        if len(with_votes) >= FEWEST:
+            tested = with_votes
+        else:
+            classes = None
+            voting = []
+            words += ", of which too few have images to test and others to vote"
     numbers = {name: number for number, name in enumerate(sorted(set((classes or {}).values())))}
     for file, listed in ((TRAINED, trained), (HELD_OUT, sorted(held_out))):
         replace_file(args.out / file, "\n".join(listed).encode())
@@ -78,10 +84,13 @@ def read_labels(file: Path, names: Sequence[str]) -> dict[str, str]:
     """The class of each image in a file of lines `name<tab or space>class`.
 
     Raises:
-        UserError: a line without a class, or images without a line.
+        UserError: no such text, a line without a class, or images without a line.
     """
+    try:
+        lines = file.read_text().split("\n")  # with the empty ones, which count
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--labels {file}: {reason_of(error)}; name a text of lines `name class`") from error
     found = {}
-    lines = file.read_text().split("\n")  # with the empty ones, which count
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -111,13 +120,17 @@ def shuffled_classes(names: Sequence[str], classes: Mapping[str, str] | None, se
 
 
 def hold_out(names: Sequence[str], classes: Mapping[str, str] | None, seed: int) -> list[str]:
-    """A tenth of each class, at most 10,000 images in all, in random order."""
+    """A tenth of the images, at most 10,000, in random order: as near to that share of each class as can be.
+
+    What rounding takes from a class it gives to the next: of small classes, every second or third has one.
+    """
     share = min(SHARE, MOST / len(names))
     chosen = []
+    end = 0
     for group in shuffled_classes(names, classes, seed):
-        chosen += group[: int(share * len(group) + 0.5)]
-    if not chosen:  # classes of a few images each
-        return hold_out(names, None, seed)
+        start = end
+        end += len(group)
+        chosen += group[: round(share * end) - round(share * start)]
     order = np.random.default_rng(seed).permutation(len(chosen))
     return [chosen[index] for index in order]
 
@@ -171,10 +184,20 @@ def add_entries(cfg: Config, args: argparse.Namespace) -> Config:
 
 
 def drop_skipped(run: Path) -> None:
-    """Leave the images out of the verdict's lists that RUN's token store skipped: they cannot be decoded."""
+    """Leave the images out of the verdict's lists that RUN's token store skipped: they cannot be decoded.
+
+    Images of a class that then has none to vote are not tested.
+    """
     skipped = TokenStore.open(run / "tokens").skipped
+    kept = {}
     for file in (VOTING, TESTED):
-        lines = read_lines(run / file)
-        kept = [line for line in lines if line not in skipped and line.rpartition(" ")[0] not in skipped]
-        if len(kept) < len(lines):
-            replace_file(run / file, "\n".join(kept).encode())
+        kept[file] = [
+            line
+            for line in read_lines(run / file)
+            if line not in skipped and line.rpartition(" ")[0] not in skipped
+        ]
+    if kept[VOTING]:
+        voted = {line.rpartition(" ")[2] for line in kept[VOTING]}
+        kept[TESTED] = [line for line in kept[TESTED] if line.rpartition(" ")[2] in voted]
+    for file, lines in kept.items():
+        replace_file(run / file, "\n".join(lines).encode())

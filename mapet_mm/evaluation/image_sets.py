@@ -30,6 +30,7 @@ from mapet_mm.utils.identity import digest
 
 SECTION = "evaluation"  # of a config
 NO_SETS = ("folder", "folders", "per_class", "protocols", "version")  # its other entries
+NAMED_FILES = ("ann_file", "store", "left_out")  # by a dataset: lists of images, a token store
 SETS = ("train", "val", "view", "dense_train", "dense_val")  # others are further tests of a classifier
 
 
@@ -253,19 +254,24 @@ def _declared_loaders(config: Config) -> dict[str, Any]:
         loaders[name] = loader
     if loaders:
         for loader in loaders.values():
-            _find_list(loader, config)
+            _find_files(loader, config)
         return loaders
     probe = config.get("knn_probe") or {}
     keys = {"train": "train_dataloader", "val": "val_dataloader"}
     return {name: probe[key] for name, key in keys.items() if key in probe}
 
 
-def _find_list(loader: dict[str, Any], config: Config) -> None:
-    """Take a list of images that is not in the working folder from beside its config, as in a moved RUN."""
-    name = loader.get("dataset", {}).get("ann_file")
-    beside = Path(config.filename or "").parent / (name or "")
-    if name and not Path(name).exists() and beside.is_file():
-        loader["dataset"] = dict(loader["dataset"], ann_file=str(beside.absolute()))
+def _find_files(loader: dict[str, Any], config: Config) -> None:
+    """Take the files that a dataset names from beside its config, where a RUN has them.
+
+    In the working folder there may be those of another RUN. If the config itself is there, names stay as they
+    are: they are part of the features' identity, and a RUN may be moved.
+    """
+    folder = Path(config.filename or "").parent
+    for key in NAMED_FILES:
+        name = loader.get("dataset", {}).get(key)
+        if name and (folder / name).exists() and folder.absolute() != Path.cwd():
+            loader["dataset"] = dict(loader["dataset"], **{key: str((folder / name).absolute())})
 
 
 def _training_images(config: Config) -> dict[str, Any]:
@@ -275,7 +281,7 @@ def _training_images(config: Config) -> dict[str, Any]:
         return {}
     loader = copy.deepcopy(dict(dataset=loader["dataset"]))
     _plain(loader).pop("pipeline", None)
-    _find_list(loader, config)
+    _find_files(loader, config)
     print_once(f"{config.filename} names no images to evaluate on: these are the training's (--data FOLDER)")
     return {"val": loader}
 

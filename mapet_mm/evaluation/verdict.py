@@ -250,5 +250,6 @@ def weak_sentence(measures: Sequence[Measure], compared_with: str) -> str:
     rank = measures[0].values
     return (
         f"Weak evidence only, for want of labels: RankMe is {rank[RESULT]:.1f}, and "
-        f"{rank[compared_with]:.1f} of {compared_with}. A folder per class, or --labels FILE, would say more."
+        f"{rank[compared_with]:.1f} of {compared_with}. "
+        "A folder per class, or --labels FILE, with ten images of each class would say more."
     )

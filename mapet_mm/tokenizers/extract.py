@@ -130,13 +130,14 @@ def extract_tokens(
         image_of_row: index of each row's image in the loader's dataset, -1 if it is not there.
         on_error: 'raise' leaves images pending that cannot be decoded, or for which the network gives NaN or
             infinity, and raises at the end; 'skip' records them in the store.
-        retry_skipped: try the images that were skipped again.
+        retry_skipped: try the images again that were skipped; without it, only if they are too many.
         max_skipped: largest share of the images that may be skipped.
 
     Raises:
         UnreadableImagesError: after the tokens of all other images are written.
         UserError: more than `max_skipped` of the images were skipped, or the storage gives errors.
     """
+    retry_skipped = retry_skipped or len(store.skipped) > max_skipped * len(store)
 
     def pending(part: int) -> Int64[np.ndarray, " images"]:
         states = store.states(part)

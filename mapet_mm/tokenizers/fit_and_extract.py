@@ -140,6 +140,7 @@ def sample(cfg: Config, plan: CodebookPlan, folder: Path) -> tuple[GridKMeans, F
         plan.positions_per_image,
         plan.options.seed,
         cfg.get("on_error", "raise"),
+        cfg.get("max_skipped", LARGEST_SKIPPED),
     )
     return tokenizer, blocks
 

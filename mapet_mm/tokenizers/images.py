@@ -65,8 +65,8 @@ def note_skipped(skipped: Mapping[str, str], num_images: int, listing: Path, max
     )
     if len(skipped) > max_skipped * num_images:
         raise UserError(
-            f"{note}: that is more than {max_skipped:.0%}; repair them and run the same command again (with "
-            "--retry-skipped where tokens are extracted), or go on without them: --max-skipped 1"
+            f"{note}: that is more than {max_skipped:.0%}; repair them and run the same command again, or go "
+            "on without them: --max-skipped 1"
         )
     return f"; {note}"
 

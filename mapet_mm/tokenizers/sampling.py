@@ -19,7 +19,7 @@ from torch import Tensor
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.structures.stored_names import encode_name
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, encode_blocks
-from mapet_mm.tokenizers.images import UnreadableImagesError
+from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UnreadableImagesError
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.disk import require_room
 from mapet_mm.utils.identity import digest
@@ -68,15 +68,28 @@ class FeatureBlocks(Sequence):
         with safe_open(self.file(block), "numpy") as file:
             return json.loads(file.metadata()["skipped"])
 
-    def pending(self, block: int, on_error: str) -> list[str]:
-        """Names of the images that a block waits for: all or none, because it is written in one step.
+    def features(self, block: int) -> dict[str, Float16[np.ndarray, "positions dim"]]:
+        """Rows of each image of a block that has some, by name; none before the block is written."""
+        skipped = self.skipped(block)
+        if skipped is None:
+            return {}
+        names = [name for name in self.names[block] if name not in skipped]
+        rows = self[block]
+        return dict(zip(names, rows.reshape(len(names), self.per_image, rows.shape[1]), strict=True))
 
-        Where an image without features is an error, a block that skipped one is made again.
+    def pending(self, block: int, retry_skipped: bool) -> list[str]:
+        """Names of the images that a block waits for: all, because it is written in one step, or none.
+
+        With `retry_skipped`, a block that is written waits for the images that it skipped.
         """
         skipped = self.skipped(block)
-        if skipped is None or (skipped and on_error != "skip"):
+        if skipped is None:
             return self.names[block]
-        return []
+        return list(skipped) if retry_skipped else []
+
+    def num_skipped(self) -> int:
+        """Number of images that have no features, in the blocks that are written."""
+        return sum(len(self.skipped(block) or ()) for block in range(len(self)))
 
     def summary(self) -> tuple[list[int], dict[str, str]]:
         """Number of rows of each block, once all are written, and the reason by image without features."""
@@ -98,6 +111,7 @@ def sample_features(
     positions_per_image: int = 4,
     seed: int = 0,
     on_error: str = "raise",
+    max_skipped: float = LARGEST_SKIPPED,
 ) -> FeatureBlocks:
     """Sample features at `positions_per_image` positions of each image, continuing earlier runs.
 
@@ -114,6 +128,7 @@ def sample_features(
         seed: for the positions.
         on_error: for images that cannot be decoded, or whose features float16 does not hold: 'raise' once all
             other blocks are done, or 'skip' them.
+        max_skipped: share of the images; if earlier runs skipped more, these images are tried again.
 
     Raises:
         UnreadableImagesError: after the features of all other blocks are written.
@@ -123,13 +138,13 @@ def sample_features(
     identity = features_identity(tokenizer, loader, indices, preprocessing, positions_per_image, seed)
     blocks = FeatureBlocks(folder / digest(identity)[:12], indices, positions_per_image)
     blocks.folder.mkdir(parents=True, exist_ok=True)
-
-    missing = sum(len(blocks.pending(block, on_error)) for block in range(len(blocks)))
+    retry_skipped = on_error != "skip" or blocks.num_skipped() > max_skipped * len(indices)
+    missing = sum(len(blocks.pending(block, retry_skipped)) for block in range(len(blocks)))
     num_bytes = missing * positions_per_image * tokenizer.dim * 2  # float16
     require_room(folder, num_bytes, "sampled features", "give --out on another disk")
 
     def pending(block: int) -> list[int]:
-        return [indices[name] for name in blocks.pending(block, on_error)]
+        return [indices[name] for name in blocks.pending(block, retry_skipped)]
 
     def encode(group: ImageGroup) -> Iterable[Float16[np.ndarray, "positions dim"]]:
         features = tokenizer.features(group.inputs)  # B (H W) D
@@ -143,7 +158,7 @@ def sample_features(
     for block, rows, reasons in encode_blocks(loader, encode, len(blocks), pending, "sampling features"):
         if not pending(block):  # another process was faster, and the block was broken off
             continue
-        kept, skipped = finite_rows(blocks.names[block], indices, rows, reasons)
+        kept, skipped = finite_rows(blocks.names[block], blocks.features(block), indices, rows, reasons)
         unreadable.update(skipped)
         if not skipped or on_error == "skip":
             no_rows = np.empty((0, tokenizer.dim), np.float16)
@@ -203,16 +218,19 @@ def draw_positions(name: str, seed: int, grid_size: int, num_drawn: int) -> Int6
 
 def finite_rows(
     names: Iterable[str],
+    earlier: Mapping[str, Float16[np.ndarray, "positions dim"]],
     indices: Mapping[str, int],
     rows: Mapping[int, Float16[np.ndarray, "positions dim"]],
     reasons: Mapping[int, str],
 ) -> tuple[list[Float16[np.ndarray, "positions dim"]], dict[str, str]]:
-    """Rows of the images that have finite ones, and by name why the others have none."""
+    """Rows of the images that have finite ones, earlier or now, and by name why the others have none."""
     kept = []
     skipped = {}
     for name in names:
         index = indices[name]
-        if index in reasons:
+        if name in earlier:
+            kept.append(earlier[name])
+        elif index in reasons:
             skipped[name] = reasons[index]
         elif not np.isfinite(rows[index]).all():
             skipped[name] = BEYOND_FLOAT16

@@ -160,17 +160,59 @@ def test_more_epochs_lengthen_the_training_and_its_schedule(photographs, planned
     ]
 
 
+def test_other_processes_share_the_images_of_a_step(photographs, planned, capsys):
+    """Also of a step that the user has changed; the rate is for as many images."""
+    config = photographs.parent / "run/pretrain.py"
+
+    def batch_size(processes: int) -> int:
+        pretrain(options(photographs, "--batch-size", "8", "--processes", str(processes)))
+        return Config.fromfile(config).train_dataloader.batch_size
+
+    assert (batch_size(2), batch_size(2)) == (8, 8)
+    assert not Config.fromfile(config).get("resume")
+    capsys.readouterr()
+    assert batch_size(4) == 4
+    assert "processes: 2, now 4, with 4 images each, 16 a step as before" in capsys.readouterr().out
+    assert Config.fromfile(config).resume
+    assert (batch_size(4), batch_size(1)) == (4, 16)
+    num_started = len(planned)
+    with pytest.raises(UserError, match=r"16 images a step, which 3 processes .* --processes 2"):
+        batch_size(3)
+    assert len(planned) == num_started
+    config.write_text(config.read_text().replace("batch_size=16,", "batch_size=6,"))
+    assert (batch_size(1), batch_size(2)) == (6, 3)
+
+
 def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
     (photographs.parent / "empty").mkdir()
     for wrong, said in (
         (options(photographs, "--init", "nowhere.pth", "--tokenizer", "init"), "nowhere.pth"),
         (options(photographs.parent / "empty"), "holds no images"),
         (options(photographs.parent / "gone"), "is not a folder"),
+        (options(photographs, "--labels", "nowhere.txt"), "--labels nowhere.txt: FileNotFoundError"),
+        (options(photographs, "--labels", str(photographs / "a.jpg")), "a text of lines `name class`"),
     ):
         with pytest.raises(UserError, match=said):
             pretrain(wrong)
     pretrain(options(photographs, "--tokenizer", "random"))
     assert len(planned) == 1
+
+
+def test_a_file_of_labels_is_the_same_by_any_name(photographs, planned, monkeypatch):
+    """Also for a RUN that has its name as it was typed."""
+    labels = photographs.parent / "labels.txt"
+    labels.write_text("a.jpg x\ndeep/er/b.PNG y\ndeep/c d.webp\tx\n")
+    identity = photographs.parent / "run/identity.json"
+    monkeypatch.chdir(photographs)
+    pretrain(options(photographs, "--labels", "../labels.txt"))
+    whole = identity.read_text()
+    monkeypatch.chdir(photographs.parent)
+    pretrain(options(photographs, "--labels", "labels.txt"))
+    assert identity.read_text() == whole
+    identity.write_text(whole.replace(str(labels), "labels.txt"))
+    pretrain(options(photographs, "--labels", str(labels)))
+    with pytest.raises(UserError, match=r"labels: labels.txt, now .*/others.txt"):
+        pretrain(options(photographs, "--labels", "others.txt"))
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
@@ -189,6 +231,20 @@ def test_a_folder_has_one_process_at_work(photographs, planned):
     with claim(args.out), pytest.raises(UserError, match="is at work"):
         pretrain(args)
     pretrain(args)
+
+
+def test_a_folder_is_free_after_an_error_that_is_kept(photographs, monkeypatch):
+    """As a notebook keeps the last one, with the variables of its functions."""
+
+    def failing(*_):
+        raise UserError("a stage failed")
+
+    monkeypatch.setattr("mapet_mm.cli.pretrain.run_stages", failing)
+    kept = []
+    for _ in range(2):
+        with pytest.raises(UserError, match="a stage failed") as error:
+            pretrain(options(photographs))
+        kept.append(error)
 
 
 def test_what_was_decided_stays_and_nothing_else_is_said(photographs, planned, monkeypatch, capsys):
@@ -237,6 +293,7 @@ OTHER_WEIGHTS = [
     (lambda: deit().state_dict(), "base", "'embed_dims': 192"),
     (lambda: deit(depth=6).state_dict(), None, "'num_layers': 6"),
     (lambda: deit(class_token=False, global_pool="avg").state_dict(), "tiny", "class token"),
+    (lambda: deit(global_pool="avg", fc_norm=True).state_dict(), None, "without a final norm"),
 ]
 
 
@@ -262,7 +319,7 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     assert training.param_scheduler[0].end == training.param_scheduler[1].begin == 2
     assert (training.randomness.seed, tokens.codebook.seed) == (7, 7)
     assert training.optim_wrapper.optimizer.lr == pytest.approx(1.5e-3 * (64 / 2048) ** 0.5, rel=1e-2)
-    assert training.auto_scale_lr == dict(base_batch_size=64)
+    assert training.auto_scale_lr == dict(base_batch_size=64, processes=1)
     assert (tokens.on_error, tokens.max_skipped) == ("skip", 0.05)
     # At least 20 times in a training: an interruption costs a twentieth of it.
     checkpoint = training.default_hooks.checkpoint

@@ -22,7 +22,13 @@ from mapet_mm.structures import TokenStore
 from mapet_mm.utils.errors import UserError
 
 COUNTS = {"a": 100, "b c": 40, "d": 3}
-NAMES = [f"{name}/{index:03d}.jpg" for name, count in COUNTS.items() for index in range(count)]
+
+
+def names_of(counts: dict[str, int]) -> list[str]:
+    return [f"{name}/{index:03d}.jpg" for name, count in counts.items() for index in range(count)]
+
+
+NAMES = names_of(COUNTS)
 
 
 def folder(name: str) -> str:
@@ -93,9 +99,9 @@ def test_a_file_of_labels_that_says_too_little_is_refused(tmp_path, text, noun):
         read_labels(tmp_path / "labels.txt", ["1.jpg", "2.jpg"])
 
 
-def lists(out: Path, **changes: object) -> dict[str, list[str]]:
+def lists(out: Path, names: list[str] = NAMES, **changes: object) -> dict[str, list[str]]:
     options = dict(out=out, labels=None, no_verdict=False, seed=0, epochs=100)
-    write_lists(argparse.Namespace(**{**options, **changes}), NAMES)
+    print(*write_lists(argparse.Namespace(**{**options, **changes}), names))
     return {path.name: path.read_text().splitlines() for path in out.iterdir()}
 
 
@@ -110,6 +116,43 @@ def test_the_lists_keep_what_is_trained_on_apart(tmp_path):
     assert {name for name, _ in voting} <= trained
     assert {name for name, _ in tested} <= held_out
     assert {(folder(name), label) for name, label in voting} == {("a", "0"), ("b c", "1"), ("d", "2")}
+
+
+SMALL_CLASSES = [
+    # images of each class, the most that are held out, how many are, how many at least are tested by labels
+    ({**{f"{index:03d}": 4 for index in range(300)}, "misc": 100}, 10_000, 130, 120),
+    ({**{f"{index:03d}": 25 for index in range(160)}, "misc": 60}, 40, 40, 5),
+    ({**{f"{index:03d}": 1 for index in range(98)}, "98": 2, "99": 2}, 10_000, 10, 0),
+]
+
+
+@pytest.mark.parametrize(("counts", "most", "num_held_out", "num_labelled"), SMALL_CLASSES)
+def test_small_classes_are_held_out_in_turn(
+    counts, most, num_held_out, num_labelled, tmp_path, monkeypatch, capsys
+):
+    """Without labels, if too few of them have images on both sides."""
+    monkeypatch.setattr(verdict, "MOST", most)
+    found = lists(tmp_path, names_of(counts))
+    assert len(found["held_out.txt"]) == num_held_out
+    has_labels = bool(found["verdict_train.txt"])
+    assert has_labels == bool(num_labelled)
+    assert len(found["verdict_val.txt"]) >= (num_labelled or num_held_out)
+    assert ("too few have images" in capsys.readouterr().out) != has_labels
+    if has_labels:
+        voting, tested = (
+            {line.split()[1] for line in found[f"verdict_{name}.txt"]} for name in ("train", "val")
+        )
+        assert tested <= voting
+
+
+def test_images_without_tokens_and_classes_without_votes_leave_the_lists(tmp_path):
+    for name, lines in (("train", ["a.jpg 0", "b.jpg 1"]), ("val", ["c.jpg 0", "d.jpg 1", "e.jpg 0"])):
+        (tmp_path / f"verdict_{name}.txt").write_text("\n".join(lines))
+    store = TokenStore.create(tmp_path / "tokens", [f"{name}.jpg" for name in "abcde"], (2, 2), 16, "test")
+    store.write([], np.empty((0, 2, 2), int), {1: "broken", 4: "broken"})
+    drop_skipped(tmp_path)
+    left = [(tmp_path / f"verdict_{name}.txt").read_text() for name in ("train", "val")]
+    assert left == ["a.jpg 0", "c.jpg 0"]
 
 
 def test_a_short_training_has_a_smaller_verdict_and_none_if_nobody_wants_one(tmp_path):

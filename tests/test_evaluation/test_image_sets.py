@@ -11,10 +11,13 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
 from PIL import Image
+from stored_squares import CROP, LOAD, SIZE, make_store, stored
+from stored_squares import config as squares_config
 
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, answers, check_labels, read_image_sets
 from mapet_mm.evaluation.pixel_labels import PixelLabels
 from mapet_mm.registry import DATASETS
+from mapet_mm.tokenizers.store_images import SquareLoader, store_images
 
 
 @DATASETS.register_module()
@@ -166,8 +169,12 @@ def test_a_folder_without_classes_is_measured_without_labels_in_all_formats(conf
 
 
 def test_a_pre_training_that_names_no_images_is_measured_on_those_it_trains_on(config, root, monkeypatch):
-    """Their list is beside the config, from whatever folder the evaluation is started."""
+    """Their list is beside the config, from whatever folder the evaluation is started.
+
+    There may be another list of this name, as in another RUN.
+    """
     (root / "images.txt").write_text("a/0.png\nb/1.png\n")
+    (root / "data/images.txt").write_text("c/2.png\n")
     listed = dict(type="CustomDataset", data_prefix=str(root / "data/train"), ann_file="images.txt")
     config.evaluation = None
     config.train_dataloader = dict(dataset=dict(listed, with_label=False, pipeline=["none of these"]))
@@ -177,6 +184,22 @@ def test_a_pre_training_that_names_no_images_is_measured_on_those_it_trains_on(c
     assert (images.name, len(images), images.labels) == ("val", 2, None)
     assert images.path(1).endswith("data/train/b/1.png")
     assert images.dataset[1]["inputs"].shape == (3, 16, 16)
+
+
+def test_a_pre_training_on_squares_is_measured_on_their_images(config, root, monkeypatch):
+    """Their store, and the list of those that are left out, are beside the config."""
+    squares = dict(type="mapet_mm.StoredImages", store="tokens", left_out="held_out.txt", size=SIZE)
+    config.evaluation = None
+    config.train_dataloader = dict(dataset=squares)
+    config.test_dataloader = dict(dataset=dict(pipeline=PIPELINE))
+    make_store(root, ["a.png", "b.png", "c.png"])
+    store_images(SquareLoader.from_config(squares_config(stored(root, prefix="", square=[LOAD, CROP]))))
+    (root / "held_out.txt").write_text("b.png\n")
+    monkeypatch.chdir(root / "data")
+    (images,) = read_image_sets(config).values()
+    assert [images.path(index) for index in range(len(images))] == [
+        str(root / "data" / name) for name in ("a.png", "c.png")
+    ]
 
 
 def test_a_list_names_the_classes_of_a_flat_folder(config, root):

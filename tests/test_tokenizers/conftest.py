@@ -10,6 +10,7 @@ from few_images import few_images_config
 from mmengine.config import Config
 
 from mapet_mm.tokenizers.fit_and_extract import run_fit_codebook
+from mapet_mm.tokenizers.images import NamedImages
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,3 +39,12 @@ def fitted(cfg: Config, codebook: Path) -> Config:
     Path(cfg.tokenizer.codebook).parent.mkdir()
     shutil.copyfile(codebook, cfg.tokenizer.codebook)
     return cfg
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[int]:
+    """Indices of the images that are read."""
+    seen, getitem = [], NamedImages.__getitem__
+    monkeypatch.setattr(NamedImages, "require_repeatable", lambda images: None)
+    monkeypatch.setattr(NamedImages, "__getitem__", lambda self, i: (seen.append(i), getitem(self, i))[1])
+    return seen

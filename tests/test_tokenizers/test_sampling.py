@@ -17,7 +17,6 @@ from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.structures import Codebook, CodebookError
 from mapet_mm.tokenizers import kmeans, sampling
 from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
-from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.sampling import draw_images, rows_at
 from mapet_mm.utils.errors import UserError
 
@@ -117,14 +116,6 @@ def test_a_cpu_that_computes_in_half_precision_is_said_to_be_slow(cfg, capsys):
     cfg.tokenizer.precision = "float32"
     run_fit_codebook(cfg, overwrite=True)
     assert "float32" not in capsys.readouterr().err
-
-
-@pytest.fixture
-def read(monkeypatch) -> list[int]:
-    seen, getitem = [], NamedImages.__getitem__
-    monkeypatch.setattr(NamedImages, "require_repeatable", lambda images: None)
-    monkeypatch.setattr(NamedImages, "__getitem__", lambda self, i: (seen.append(i), getitem(self, i))[1])
-    return seen
 
 
 def test_a_killed_fit_goes_on_with_what_is_left(cfg, read, monkeypatch):

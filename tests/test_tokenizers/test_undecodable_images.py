@@ -76,6 +76,23 @@ def test_too_many_images_left_out_stop_the_command(fitted, broken, run):
     run(fitted)
 
 
+def test_the_same_commands_go_on_once_the_images_are_repaired(fitted, broken, read):
+    """And read nothing else again."""
+    complete = Codebook.load(fitted.tokenizer.codebook).digest
+    fitted.on_error = "skip"
+    for run in (lambda: run_fit_codebook(fitted, overwrite=True), lambda: run_extract_tokens(fitted)):
+        for _ in range(2):
+            with pytest.raises(UserError, match="repair them and run the same command again"):
+                run()
+    repair(broken)
+    read.clear()
+    assert run_fit_codebook(fitted, overwrite=True)[1].digest == complete
+    store, extraction = run_extract_tokens(fitted)
+    assert (extraction.images, store.skipped, store.missing().size) == (1, {}, 0)
+    assert (store[BROKEN] == by_hand(fitted, broken)).all()
+    assert read == [4, 4]
+
+
 def test_a_sample_leaves_an_image_out_if_asked_and_does_not_pass_for_a_whole_one(fitted, broken):
     complete = Codebook.load(fitted.tokenizer.codebook).digest
     for _ in range(2):

@@ -82,11 +82,12 @@ def test_names_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
 
     store = TokenStore.create(tmp_path / "tokens", names, (1, 1), 8, "digest")
     store.write([], np.empty((0, 1, 1), int), {names.index(ODD[0]): "broken", names.index(ODD[1]): "broken"})
-    (tmp_path / verdict.VOTING).write_text("\n".join(f"{name} 0" for name in ODD))
-    (tmp_path / verdict.TESTED).write_text("\n".join(ODD))
+    listed = [f"{name} 0" for name in ODD]
+    for file in (verdict.VOTING, verdict.TESTED):
+        (tmp_path / file).write_text("\n".join(listed))
     drop_skipped(tmp_path)
-    assert (tmp_path / verdict.VOTING).read_text() == "\n".join(f"{name} 0" for name in ODD[2:])
-    assert (tmp_path / verdict.TESTED).read_text() == "\n".join(ODD[2:])
+    for file in (verdict.VOTING, verdict.TESTED):
+        assert (tmp_path / file).read_text() == "\n".join(listed[2:])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from mapet_mm.engine.hooks.compile_hook import CompileHook
 from mapet_mm.engine.runners.launch import configure_training
@@ -18,9 +19,9 @@ class Doubling(nn.Module):
 
 
 class Chain(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(12))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(12))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -94,3 +95,38 @@ def test_validation_at_more_shapes_than_can_be_compiled_is_eager():
     assert not [name for name, _ in runner.model.named_modules() if "_orig_mod" in name]
     backbone(torch.ones(4))
     assert len(graphs) == 2, "compiled again after validation"
+
+
+class Wrapped(nn.Module):
+    """A model with a backbone, always with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = Chain(256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.backbone(x).square().mean()
+
+
+def test_a_backbone_of_several_processes_is_cut_at_their_buckets_and_learns_the_same():
+    """Of 3 MB of gradients, buckets of 1.1 MB."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.randn(4, 256)
+    plain, model = Wrapped(), Wrapped()
+    plain(x).backward()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        CompileHook(backend=backend).compile(model)
+        DistributedDataParallel(model, bucket_cap_mb=1.1)(x).backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(graphs) > 1
+    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)

@@ -138,7 +138,7 @@ def pretrain(args: argparse.Namespace) -> None:
         earlier = recorded_options(args.out)
         args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
         epochs = min(args.epochs, earlier.get("epochs", args.epochs))
-        options = prepare(args, deciding_options(args, epochs, earlier))
+        options = prepare(args, deciding_options(args, epochs))
         shared = share_batch(args.out, process_count(args))
         if shared:
             print(shared, flush=True)
@@ -152,7 +152,7 @@ def pretrain(args: argparse.Namespace) -> None:
     print(next_steps(args))
 
 
-def deciding_options(args: argparse.Namespace, epochs: int, earlier: dict[str, Any]) -> dict[str, Any]:
+def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
     """The options that decide what is computed; a RUN keeps those of its first start."""
     options = {name: value for name, value in vars(args).items() if name not in FREE_OPTIONS}
     options["images"] = args.images.resolve()
@@ -163,9 +163,6 @@ def deciding_options(args: argparse.Namespace, epochs: int, earlier: dict[str, A
         options["init"] = Path(args.init).resolve()
     if args.labels:
         options["labels"] = args.labels.resolve()
-        known = earlier.get("labels")
-        if known and Path(known).resolve() == options["labels"]:
-            options["labels"] = known  # in an older RUN, as it was typed
     return canonical(options)
 
 

@@ -131,12 +131,14 @@ def choose_protocols(
 
 def named_protocols(names: Sequence[str], declared: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The named protocols, each as it is declared, else with its defaults."""
-    configs = {name: dict(type=name) for name in known_protocols()}
-    configs |= {type_name(one["type"]): one for one in declared}
+    known = {*known_protocols(), *(type_name(one["type"]) for one in declared)}
+    chosen = []
     for name in names:
-        if name not in configs:
-            raise UserError(f"--protocols {name}: one of {', '.join(configs)}")
-    return [configs[name] for name in names]
+        if name not in known:
+            raise UserError(f"--protocols {name}: one of {', '.join(sorted(known))}")
+        # A config may declare one several times, with other settings.
+        chosen += [one for one in declared if type_name(one["type"]) == name] or [dict(type=name)]
+    return chosen
 
 
 def quick_protocols(images: Mapping[str, ImageSet]) -> list[dict[str, Any]]:

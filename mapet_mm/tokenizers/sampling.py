@@ -87,10 +87,6 @@ class FeatureBlocks(Sequence):
             return self.names[block]
         return list(skipped) if retry_skipped else []
 
-    def num_skipped(self) -> int:
-        """Number of images that have no features, in the blocks that are written."""
-        return sum(len(self.skipped(block) or ()) for block in range(len(self)))
-
     def summary(self) -> tuple[list[int], dict[str, str]]:
         """Number of rows of each block, once all are written, and the reason by image without features."""
         sizes = []
@@ -138,9 +134,15 @@ def sample_features(
     identity = features_identity(tokenizer, loader, indices, preprocessing, positions_per_image, seed)
     blocks = FeatureBlocks(folder / digest(identity)[:12], indices, positions_per_image)
     blocks.folder.mkdir(parents=True, exist_ok=True)
-    retry_skipped = on_error != "skip" or blocks.num_skipped() > max_skipped * len(indices)
-    missing = sum(len(blocks.pending(block, retry_skipped)) for block in range(len(blocks)))
-    num_bytes = missing * positions_per_image * tokenizer.dim * 2  # float16
+    skipped_by_block = [blocks.skipped(block) for block in range(len(blocks))]
+    num_skipped = sum(len(skipped or ()) for skipped in skipped_by_block)
+    retry_skipped = on_error != "skip" or num_skipped > max_skipped * len(indices)
+
+    unwritten = [
+        names for names, skipped in zip(blocks.names, skipped_by_block, strict=True) if skipped is None
+    ]
+    num_rows = positions_per_image * sum(map(len, unwritten))
+    num_bytes = 2 * num_rows * tokenizer.dim  # float16
     require_room(folder, num_bytes, "sampled features", "give --out on another disk")
 
     def pending(block: int) -> list[int]:

@@ -199,7 +199,6 @@ def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
 
 
 def test_a_file_of_labels_is_the_same_by_any_name(photographs, planned, monkeypatch):
-    """Also for a RUN that has its name as it was typed."""
     labels = photographs.parent / "labels.txt"
     labels.write_text("a.jpg x\ndeep/er/b.PNG y\ndeep/c d.webp\tx\n")
     identity = photographs.parent / "run/identity.json"
@@ -209,9 +208,7 @@ def test_a_file_of_labels_is_the_same_by_any_name(photographs, planned, monkeypa
     monkeypatch.chdir(photographs.parent)
     pretrain(options(photographs, "--labels", "labels.txt"))
     assert identity.read_text() == whole
-    identity.write_text(whole.replace(str(labels), "labels.txt"))
-    pretrain(options(photographs, "--labels", str(labels)))
-    with pytest.raises(UserError, match=r"labels: labels.txt, now .*/others.txt"):
+    with pytest.raises(UserError, match=r"labels: .*/labels.txt, now .*/others.txt"):
         pretrain(options(photographs, "--labels", "others.txt"))
 
 

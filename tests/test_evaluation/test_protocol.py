@@ -43,6 +43,12 @@ def test_declared_protocols_run_where_their_images_are(config, capsys):
     assert names(choose_protocols(config, None, ["LowShot"], labelled([0, 0, 1], [0, 1]))) == ["LowShot"]
 
 
+def test_a_named_protocol_runs_as_often_as_it_is_declared(config):
+    config.evaluation.protocols.append(dict(type="NearestNeighbours", k=5))
+    chosen = choose_protocols(config, None, ["NearestNeighbours"], labelled([0, 0, 1], [0, 1]))
+    assert [one.k for one in chosen] == [3, 5]
+
+
 def test_without_a_declaration_all_run_that_the_images_suit(config, root, capsys):
     unlabelled, plain = labelled(None, None), Config(dict())
     assert not {"NearestNeighbours", "LowShot"} & {*names(choose_protocols(plain, None, None, unlabelled))}

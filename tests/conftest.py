@@ -83,6 +83,14 @@ def _no_collection_by_datasets():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _workers_end_at_once():
+    """A loader's worker looks only every 5 s whether its loader is still there, and Python waits for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL", 0.1)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -191,7 +191,7 @@ WINDOWS = replace(
 # of MIM, MaPeT and visible-MIM are those of ON_WINDOWS_CHOSEN; MIM and MaPeT with W = 0.5 have not run.
 RATES_ON_WINDOWS = {
     "MIM": [6e-3, 12e-3, 24e-3],
-    "MIM, W = 0.5": [12e-3, 24e-3, 48e-3],
+    "MIM, W = 0.5": [6e-3, 12e-3, 24e-3, 48e-3],
     "MaPeT": [12e-3, 24e-3, 48e-3, 96e-3],
     "MaPeT, W = 0.5": [12e-3, 24e-3, 48e-3],
     "visible-MIM, W = 0.5": [6e-3, 12e-3, 24e-3],

@@ -77,7 +77,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install --quiet -r requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
-	@echo "set up $(VENV); next: make demo, or make test"
+	@echo "set up $(VENV); next: source $(VENV)/bin/activate && mapet-mm --version"
 
 demo: $(STAMP)
 	@$(KEEP_MEMORY) $(BIN)/python -W ignore tools/demo.py

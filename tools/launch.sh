@@ -4,7 +4,7 @@ set -euo pipefail
 TOOLS="$(cd "$(dirname "$0")" && pwd)"
 PROCESSES=$1
 TOOL=$2
-PYTHON=${PYTHON:-python}
+source "$TOOLS/python.sh"
 
 case $PROCESSES in
     '' | *[!0-9]* | 0)

@@ -3,7 +3,7 @@
 #     slurm_launch.sh PARTITION JOB_NAME TOOL ARGUMENTS...
 set -euo pipefail
 TOOLS="$(cd "$(dirname "$0")" && pwd)"
-PYTHON=${PYTHON:-python}
+source "$TOOLS/python.sh"
 if ! command -v srun >/dev/null; then
     echo "error: srun is not here: start this where Slurm is, or take tools/dist_${3%.py}.sh" >&2
     exit 1

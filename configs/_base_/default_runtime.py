@@ -13,7 +13,7 @@ default_hooks = dict(
     epoch_seed=dict(type="mapet_mm.EpochSeedHook"),  # draws come from seed, epoch and image: resumes exactly
     interruption=dict(type="mapet_mm.InterruptionHook"),  # saves every 30 minutes, and when told to end
     non_finite=dict(type="mapet_mm.NonFiniteHook"),  # leaves steps without finite gradients out
-    total_batch=dict(type="mapet_mm.TotalBatchHook"),  # says when the rate is meant for another batch
+    total_batch=dict(type="mapet_mm.TotalBatchHook"),  # refuses a rate that is meant for another batch
     loader_wait=dict(type="mapet_mm.LoaderWaitHook"),  # says, once, when steps wait for images
 )
 

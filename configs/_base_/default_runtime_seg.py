@@ -11,7 +11,7 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="SegVisualizationHook"),
-    total_batch=dict(type="mapet_mm.TotalBatchHook"),  # says when the rate is meant for another batch
+    total_batch=dict(type="mapet_mm.TotalBatchHook"),  # refuses a rate that is meant for another batch
     portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"),  # read by torch.load(weights_only=True)
     epoch_seed=dict(type="mapet_mm.EpochSeedHook"),  # draws come from seed, epoch and image: resumes exactly
     interruption=dict(type="mapet_mm.InterruptionHook"),  # saves every 30 minutes, and when told to end

@@ -103,6 +103,24 @@ def test_the_slurm_tool_starts_srun_with_gpus_and_passes_arguments_on(environmen
     assert lines[lines.index("py") + 3 :] == [*after, "--launcher", "slurm"]
 
 
+@pytest.mark.parametrize(("has_mmengine", "chosen"), [(False, "set up"), (True, "active")])
+def test_shell_tools_take_the_environment_of_make_setup_unless_an_active_one_has_mmengine(
+    has_mmengine, chosen, tmp_path
+):
+    clone = tmp_path / "clone"
+    shutil.copytree(TOOLS, clone / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, folder in {"set up": clone / ".venv/bin", "active": tmp_path / "active"}.items():
+        folder.mkdir(parents=True)
+        python = folder / "python"
+        # The question for MMEngine is answered by the exit code alone.
+        python.write_text(f'#!/bin/bash\n[ "$1" = -c ] && exit {int(not has_mmengine)}\necho "{name}"\n')
+        python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+    environment["PATH"] = f"{tmp_path / 'active'}:{environment['PATH']}"
+    command = [shutil.which("bash"), str(clone / "tools/dist_train.sh"), "config.py", "2"]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip() == chosen
+
+
 @pytest.mark.parametrize("script", ["dist_train.sh", "dist_test.sh", "slurm_train.sh", "slurm_test.sh"])
 def test_shell_tools_print_their_usage_when_arguments_are_missing(script):
     done = run_script(script, "config.py")

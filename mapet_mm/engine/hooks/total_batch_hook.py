@@ -1,4 +1,4 @@
-"""Scale the learning rate to the total batch, counting accumulated batches (MMEngine does not), or say so."""
+"""Scale the learning rate to the total batch, counting accumulated batches (MMEngine does not), or refuse."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from mapet_mm.utils.errors import LaunchError
 
 @HOOKS.register_module()
 class TotalBatchHook(Hook):
-    """Log one line if the images per step differ from the config's `auto_scale_lr.base_batch_size`.
+    """Refuse to start if the images per step differ from the config's `auto_scale_lr.base_batch_size`.
 
-    Nothing is logged if `--auto-scale-lr` has already scaled the rate.
+    They may differ if `--auto-scale-lr` has scaled the rate, or if the config says `auto_scale_lr = None`,
+    because its rate is meant as it is. A training that is under way goes on with a warning.
 
     Raises:
-        LaunchError: an epoch has no step, because `drop_last` leaves its only batch out.
+        LaunchError: the rate is meant for another number of images per step; or an epoch has no step,
+            because `drop_last` leaves its only batch out.
     """
 
     def before_train(self, runner: Runner) -> None:
@@ -34,12 +36,16 @@ class TotalBatchHook(Hook):
         processes = get_world_size()
         counts = accumulated(runner.cfg)
         total = processes * batch * counts
-        if total != base:
-            MMLogger.get_current_instance().warning(
-                f"the learning rate is meant for a total batch of {base}, this run's is {total} "
-                f"({processes} processes x {batch} images x {counts} accumulated): add --auto-scale-lr, or "
-                "set `optim_wrapper.optimizer.lr`"
-            )
+        if total == base:
+            return
+        line = (
+            f"the learning rate is meant for a total batch of {base}, this run's is {total} "
+            f"({processes} processes x {batch} images x {counts} accumulated): change one of these, or add "
+            "--auto-scale-lr, or --cfg-options auto_scale_lr=None if the rate is meant for it"
+        )
+        if runner.iter == 0:
+            raise LaunchError(line)
+        MMLogger.get_current_instance().warning(line)
 
 
 def require_steps(runner: Runner) -> None:

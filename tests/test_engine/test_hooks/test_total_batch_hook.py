@@ -1,4 +1,4 @@
-"""The learning rate follows the total batch, processes x images x accumulated batches, or a line says so."""
+"""The learning rate follows the total batch, processes x images x accumulated batches, or is refused."""
 
 from types import SimpleNamespace
 
@@ -56,9 +56,9 @@ def test_a_rate_that_is_meant_for_no_batch_is_refused(config, scaling):
         configure_training(load_config(str(config), dict(auto_scale_lr=scaling)), auto_scale_lr=True)
 
 
-def run(batch: int | None, accumulated: int, scaling: dict | None) -> None:
+def run(batch: int | None, accumulated: int, scaling: dict | None, steps_done: int = 0) -> None:
     cfg = Config(dict(auto_scale_lr=scaling, optim_wrapper=dict(accumulative_counts=accumulated)))
-    runner = SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=batch))
+    runner = SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=batch), iter=steps_done)
     HOOKS.build(dict(type="mapet_mm.TotalBatchHook")).before_train(runner)
 
 
@@ -77,11 +77,18 @@ def test_the_batch_that_is_meant_passes_without_a_word(batch, accumulated, scali
     assert capture_log() == ""
 
 
-def test_another_batch_is_said_in_one_line_with_what_to_do(capture_log):
-    run(64, 2, dict(base_batch_size=2048))
+def test_another_batch_is_refused_in_one_line_with_what_to_do(capture_log):
+    with pytest.raises(LaunchError, match="meant for a total batch of 2048, this run's is 128") as refused:
+        run(64, 2, dict(base_batch_size=2048))
+    assert "--auto-scale-lr" in str(refused.value)
+    assert "auto_scale_lr=None" in str(refused.value)
+    assert capture_log() == ""
+
+
+def test_a_training_under_way_goes_on_with_another_batch_and_says_so(capture_log):
+    run(64, 2, dict(base_batch_size=2048), steps_done=100)
     (line,) = capture_log().splitlines()
-    assert "meant for a total batch of 2048, this run's is 128" in line
-    assert "--auto-scale-lr" in line
+    assert "this run's is 128" in line
 
 
 def test_an_epoch_without_a_step_is_refused():

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import timm
 import torch
-from continuing_rate import SCRATCH_RATE
 from converters.fashion_mnist import PACKAGE, read_photographs
 from mmengine.config import Config
 from PIL import Image
@@ -36,6 +35,7 @@ CLASSES = 10
 START_EPOCHS = 60
 OWN_EPOCHS = 6
 FAST_EPOCHS = 5
+SCRATCH_RATE = 1e-3  # of the start's own pre-training
 FAST_RATE = 1.5e-3
 VOCABULARY = 512
 POSITIONS = 8  # patches of an image, for the codebook

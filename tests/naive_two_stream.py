@@ -211,15 +211,13 @@ def two_stream_forward(
     drop_rates,
     masks=None,
     library=None,
-    query_from_layer=0,
     with_context=False,
 ):
     """Latents of the targets in raster order, (B, n, D), and which tokens are targets, (B, N).
 
     With the context these are of all patches: the visible ones have their rows of the content stream.
 
-    A data loader that makes the masks hands them on in `masks`. Below `query_from_layer` there is no query
-    stream: it starts there as a copy of the content stream's mask tokens, or as new ones where it has none.
+    A data loader that makes the masks hands them on in `masks`.
     """
     library = library or Library()
     batch_size, num_tokens = permutation.shape
@@ -244,8 +242,6 @@ def two_stream_forward(
     if masks is None:
         masks = build_masks(permutation, cutting_point, objective, num_heads)
     for i, drop_rate in enumerate(drop_rates):
-        if i <= query_from_layer:
-            query = content[:, num_tokens:] if with_masks else mask_tokens
         content, query = run_layer(weights, i, num_heads, content, query, ids, masks, drop_rate, library)
     predicting = content[:, num_tokens:] if objective == "mim" else query
     if with_context:

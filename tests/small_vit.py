@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from mapet_mm.models import LateQueryViT, MaPeTPretrainViT
+from mapet_mm.models import MaPeTPretrainViT
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 GEOMETRY = dict(arch=ARCH, img_size=20, patch_size=4)  # 5 x 5 patches, N = 26
@@ -17,6 +17,5 @@ def randomise(module: nn.Module, std: float = 0.3) -> nn.Module:
 
 
 def pretrain_vit(cutting_point=8, objective="mapet", **kwargs) -> MaPeTPretrainViT:
-    kind = LateQueryViT if "query_from_layer" in kwargs else MaPeTPretrainViT
-    vit = kind(cutting_point=cutting_point, objective=objective, **{**GEOMETRY, **kwargs})
+    vit = MaPeTPretrainViT(cutting_point=cutting_point, objective=objective, **{**GEOMETRY, **kwargs})
     return randomise(vit)

@@ -68,11 +68,8 @@ def _two_stream_flops(
     num_rows, num_keys = sees.shape
     widths = (backbone.embed_dims, backbone.arch_settings["feedforward_channels"])
 
-    # Layers without the query stream, layers with it, and the last one for the predictions.
-    num_without_queries = getattr(backbone, "query_from_layer", 0)
-    num_with_queries = len(backbone.layers) - 1 - num_without_queries
-    forward = num_without_queries * _layer_flops(*widths, num_keys, num_keys, int(sees[:num_keys].sum()))
-    forward += num_with_queries * _layer_flops(*widths, num_rows, num_keys, int(sees.sum()))
+    # All layers but the last compute every row, the last one those that predict.
+    forward = (len(backbone.layers) - 1) * _layer_flops(*widths, num_rows, num_keys, int(sees.sum()))
     last_rows = num_targets
     last_pairs = int(sees[-num_targets:].sum())
     if has_context_loss:

@@ -27,7 +27,7 @@ from mapet_mm.weight_files import only_safe_globals
 
 RANDOM = "random weights"
 # Options of the two streams, which a plain ViT does not have.
-TWO_STREAM_OPTIONS = ("cutting_point", "objective", "recompute", "query_from_layer")
+TWO_STREAM_OPTIONS = ("cutting_point", "objective", "recompute")
 
 
 @dataclass(frozen=True)

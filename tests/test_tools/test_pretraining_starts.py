@@ -13,8 +13,7 @@ from mapet_mm.structures.codebook import Codebook
 
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 SIZES = ("tiny", "small", "base")
-DEEP = re.compile("vit-large|pim-late")  # a query stream that starts late needs more than one layer
-PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and not DEEP.search(path.stem)]
+PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS]
 STORED = [
     path for path in PRETRAINING if not re.search("-(online|stored)_", path.stem)
 ]  # tokens beside files

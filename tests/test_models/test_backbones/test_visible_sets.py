@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from mapet_mm.models import OBJECTIVES, LateQueryViT, MaPeTPretrainViT
+from mapet_mm.models import OBJECTIVES, MaPeTPretrainViT
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 
 
 def build(objective: str, cutting_point: int, img_size: int = 20, **options) -> MaPeTPretrainViT:
-    kind = LateQueryViT if "query_from_layer" in options else MaPeTPretrainViT
-    backbone = kind(ARCH, img_size, 4, cutting_point, objective, **options)
+    backbone = MaPeTPretrainViT(ARCH, img_size, 4, cutting_point, objective, **options)
     backbone.init_weights()
     return backbone.eval()
 
@@ -71,16 +70,13 @@ def test_mim_sees_no_pixel_of_a_masked_patch_and_all_others():
             assert torch.equal(before, after) == (place >= 8), place
 
 
-@pytest.mark.parametrize(
-    ("objective", "options"),
-    [*((name, {}) for name in OBJECTIVES), *((name, dict(query_from_layer=2)) for name in ("mapet", "pim"))],
-)
-def test_no_prediction_depends_on_its_own_patch_or_on_one_behind_it(objective, options):
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_no_prediction_depends_on_its_own_patch_or_on_one_behind_it(objective):
     """Of every objective that there is, through all layers: what it is to predict it has not seen.
 
     The context, whose tokens a context loss predicts, sees no patch after the cutting point.
     """
-    backbone = build(objective, cutting_point=8, **options)
+    backbone = build(objective, cutting_point=8)
     images = torch.randn(1, 3, 20, 20)
     permutation = backbone.sample_permutation(1, "cpu")
     with torch.no_grad():

@@ -75,8 +75,6 @@ def test_every_parameter_gets_a_gradient(objective, cutting_point):
 
 
 REFUSED = [
-    *[(dict(query_from_layer=number), "query_from_layer=.*0..2$") for number in (-1, 3, 4)],
-    (dict(query_from_layer=1, objective="mim"), "query_from_layer"),
     (dict(objective="beit"), "objective"),
     *[(dict(cutting_point=number), "cutting_point=.* is outside 1..25$") for number in (-1, 0, 26, 27)],
 ]

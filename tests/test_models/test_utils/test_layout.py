@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapet_mm.models import MaPeTPretrainViT
-from mapet_mm.models.backbones.late_query_vit import without_queries
 from mapet_mm.models.utils import two_stream
 from mapet_mm.models.utils.layout import build_layout
 from mapet_mm.models.utils.objectives import CONTEXT, MAPET, MIM, PIM, visibility
@@ -41,14 +40,6 @@ def test_groups_follow_each_other(objective, slices, dense, keys):
     sees = visibility(objective, 4, 6)[dense:]
     assert torch.equal(layout.bias == 0, sees)
     assert torch.equal(layout.bias == float("-inf"), ~sees)
-
-
-def test_without_queries_the_other_groups_keep_their_masks():
-    layout = build_layout(MAPET, 4, 6)
-    content = without_queries(layout)
-    assert (content.sizes, content.num_rows, content.num_keys) == ((4, 6, 6, 0), 16, 16)
-    assert torch.equal(content.ranks, layout.ranks[:16])
-    assert torch.equal(content.bias, layout.bias[:6])
 
 
 def test_the_context_alone_has_no_masked_rows():

@@ -1,10 +1,9 @@
-"""A query stream that starts in a later layer: an extension of the method, which saves a part of a step."""
+"""A query stream that starts in a later layer, which only tables need ("PIM, late")."""
 
 import operator
 from typing import SupportsIndex
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT
@@ -15,7 +14,7 @@ from mapet_mm.utils.precision import product_dtype
 
 @MODELS.register_module()
 class LateQueryViT(MaPeTPretrainViT):
-    """`MaPeTPretrainViT` whose query stream runs in the last layers only (recipes `pim-late`).
+    """`MaPeTPretrainViT` whose query stream runs in the last layers only.
 
     It starts there as a copy of the mask tokens from the layer before, or, without mask tokens ('pim'), as
     the mask token plus position embeddings. This is an extension; in the paper all layers run both streams.
@@ -45,10 +44,10 @@ class LateQueryViT(MaPeTPretrainViT):
 
     def forward(
         self,
-        images: Float[Tensor, "batch channel height width"],
-        permutation: Int64[Tensor, "batch token"] | None = None,
+        images: Tensor,
+        permutation: Tensor | None = None,
         with_context: bool = False,
-    ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
+    ) -> tuple[Tensor, Tensor]:
         """Run the content stream, then both; arguments and results are as for `MaPeTPretrainViT`."""
         permutation = self.checked_permutation(images, permutation)
         tokens = self.embed(images, permutation)  # B C|M|T|Q D

@@ -4,7 +4,7 @@ Nothing is permuted and nothing is shared: tokens stay in raster order, the cont
 tensors that go through the layers one after the other, and every image and head has its own float mask, built
 with loops from the rank of each token in the permutation. Read it beside Section 4.1 of the paper.
 
-What other libraries' layers do beyond the plain ViT's is a `Library`: names, relative positions, angles, MLP.
+What timm's layers do beyond the plain ViT's is a `Library`: names, angles, MLP.
 """
 
 from collections.abc import Callable
@@ -83,18 +83,12 @@ def gelu_mlp(first, second):
     return mlp
 
 
-def swiglu_mlp(gate, value, norm, out):
-    """SwiGLU, with a norm of the hidden channels if there is one; one layer may give gate and value."""
+def swiglu_mlp(first, norm, out):
+    """SwiGLU, with a norm of the hidden channels if there is one; the first layer gives gate and value."""
 
     def mlp(weights, prefix, x, eps):
-        if gate == value:
-            half = len(weights[f"{prefix}{gate}.weight"]) // 2
-            parts = slice(0, half), slice(half, None)
-        else:
-            parts = slice(None), slice(None)
-        hidden = F.silu(linear(weights, prefix + gate, x, parts[0])) * linear(
-            weights, prefix + value, x, parts[1]
-        )
+        gate, value = linear(weights, prefix + first, x).chunk(2, -1)
+        hidden = F.silu(gate) * value
         return linear(weights, prefix + out, layer_norm(weights, prefix + norm, hidden, eps))
 
     return mlp
@@ -116,26 +110,7 @@ class Library:
     mlp: Callable = PLAIN_MLP
     out: str = "ln1"
     eps: float = 1e-6
-    relative: tuple[int, int] | None = None  # the grid, where attention has relative position biases
-    shared_bias: str = "rel_pos_bias.relative_position_bias_table"
     angles: torch.Tensor | None = None  # (N, 2 d): of each token in raster order the sines, then the cosines
-
-
-def relative_positions(table, grid):
-    """BEiT's biases between any two tokens, (H, N, N): by their distance; three for the class token."""
-    places = [None] + [(y, x) for y in range(grid[0]) for x in range(grid[1])]
-    rows = []
-    for one in places:
-        for other in places:
-            if one is None and other is None:
-                index = len(table) - 1
-            elif one is None or other is None:
-                index = len(table) - (3 if one is None else 2)
-            else:
-                down, right = one[0] - other[0] + grid[0] - 1, one[1] - other[1] + grid[1] - 1
-                index = down * (2 * grid[1] - 1) + right
-            rows.append(table[index])
-    return torch.stack(rows).T.reshape(-1, len(places), len(places))
 
 
 def turn(x, angles):
@@ -166,10 +141,6 @@ def attention(weights, prefix, num_heads, library, streams, ids, mask):
     if library.angles is not None:
         queries, keys = turn(queries, library.angles[ids[0]]), turn(keys, library.angles[ids[1]])
     scores = queries @ keys.transpose(2, 3) / queries.shape[-1] ** 0.5 + mask
-    if library.relative:
-        own = f"{prefix}.relative_position_bias_table"
-        bias = relative_positions(weights.get(own, weights.get(library.shared_bias)), library.relative)
-        scores = scores + torch.stack([bias[:, i][:, :, j] for i, j in zip(*ids, strict=True)])
     heads = scores.softmax(-1) @ values
     return linear(weights, f"{prefix}.proj", heads.transpose(1, 2).flatten(2))
 

@@ -1,6 +1,5 @@
 """Models: backbones, heads, necks, algorithms and target generators."""
 
-from mapet_mm.models.backbones.other_vits import MaPeTPretrainBEiT, MaPeTPretrainEVA02
 from mapet_mm.models.backbones.timm_vit import MaPeTPretrainTIMM
 from mapet_mm.models.backbones.token_classifiers import OneHotTokens, TokenMLP, TokenViT
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT, MaPeTViT

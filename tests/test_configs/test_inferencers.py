@@ -19,8 +19,8 @@ from shrunk_recipes import WIDTH, shrunk
 
 from mapet_mm.tokenizers import MissingTokensError
 
-# The libraries do not resize the positions of these backbones.
-ONE_SIZE = ("mapet_mm.MaPeTPretrainBEiT", "mapet_mm.MaPeTPretrainTIMM")
+# timm does not resize the positions of this backbone.
+ONE_SIZE = ("mapet_mm.MaPeTPretrainTIMM",)
 CLASSIFIERS = ("ImageClassifier", "mapet_mm.LinearProbe")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 # BEiT's names of LayerScale and the plain ViT's; and the linear layer before each.
 LAYER_SCALES = {"gamma_1": "attn.gamma1.weight", "gamma_2": "ffn.gamma2.weight"}
 SCALED = {"attn.gamma1.weight": "attn.proj", "ffn.gamma2.weight": "ffn.layers.1"}
-SCALE = re.compile(rf"(.*layers\.\d+\.)({'|'.join(map(re.escape, [*LAYER_SCALES, *SCALED]))})")
+SCALE = re.compile(rf"(layers\.\d+\.)({'|'.join(map(re.escape, SCALED))})")
 # Key of the grid of (rows, columns) of patches in a state dict's metadata of the backbone.
 PATCH_GRID = "patch_grid"
 RELATIVE_POSITIONS = ("relative_position_bias_table", "rel_pos_bias.")
@@ -100,8 +100,8 @@ def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
     return len(layers)
 
 
-def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
-    """State dict hook: give ones to each LayerScale of a backbone whose layer is there without any.
+def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Give ones, in place, to each LayerScale of a backbone whose layer is there without any.
 
     Otherwise the layer would keep its initial scale and give other features than the checkpoint's network.
     """

@@ -39,7 +39,7 @@ class TIMMLayer(TwoStreamLayer):
             queries = apply_rot_embed_cat(queries, of_queries, half=half).type_as(values)
             keys = apply_rot_embed_cat(keys, positions[:, :, : layout.num_keys], half=half).type_as(values)
         dropout = attention.attn_drop.p if self.training else 0.0
-        rows = attend_streams(queries, keys, values, layout, groups, dropout, scale=attention.scale)
+        rows = attend_streams(queries, keys, values, layout, groups, dropout)
         rows = attention.proj_drop(attention.proj(attention.norm(rows)))
         return self.drop_path1(self._with_layer_scale(rows, branch=1))
 

@@ -25,8 +25,8 @@ class MaPeT(BaseSelfSupervisor):
     With the backbone's objectives 'pim' and 'mim' it trains Permuted and Masked Image Modeling.
 
     Args:
-        backbone: a `MaPeTPretrainViT`, `MaPeTPretrainBEiT`, `MaPeTPretrainEVA02` or `MaPeTPretrainTIMM`; also
-            as the `module` of MMPretrain's `LoRAModel`.
+        backbone: a `MaPeTPretrainViT` or `MaPeTPretrainTIMM`; also as the `module` of MMPretrain's
+            `LoRAModel`.
         head: a `mapet_mm.models.heads.token_prediction_head.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
             `DALL-E`; always in evaluation mode. None for a model that only gives features.

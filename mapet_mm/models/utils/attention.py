@@ -21,17 +21,14 @@ def attend(
     queries: Float[Tensor, "batch head row channel"],
     keys: Float[Tensor, "batch head key channel"],
     values: Float[Tensor, "batch head key channel"],
-    bias: Float[Tensor, "*#batch_head row key"] | None = None,
+    bias: Float[Tensor, "row key"] | None = None,
     dropout: float = 0.0,
-    scale: float | None = None,
 ) -> Float[Tensor, "batch head row channel"]:
     """Scaled dot-product attention with an additive mask; arguments are as for PyTorch's."""
     if uses_bmm(queries):
-        return attend_with_bmm(queries, keys, values, bias, dropout, scale)
+        return attend_with_bmm(queries, keys, values, bias, dropout)
     bias = None if bias is None else bias.to(queries.dtype)
-    return F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=bias, dropout_p=dropout, scale=scale
-    )
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
 
 
 def uses_bmm(queries: Tensor) -> bool:
@@ -45,18 +42,15 @@ def attend_with_bmm(
     values: Tensor,
     bias: Tensor | None = None,
     dropout: float = 0.0,
-    scale: float | None = None,
 ) -> Tensor:
     """`attend` by two matrix products and a softmax; keeps the weights (B, H, R, K) for the backward pass."""
     batch_and_head = queries.shape[:2]
-    scale = queries.shape[-1] ** -0.5 if scale is None else scale
+    scale = queries.shape[-1] ** -0.5
 
     # One dimension of images and heads, as batched products take it.
     queries = queries.flatten(0, 1)  # (B H) R d
     keys = keys.flatten(0, 1)  # (B H) K d
     values = values.flatten(0, 1)  # (B H) K d
-    if bias is not None and bias.ndim == 4:
-        bias = bias.flatten(0, 1)  # (B H) R K
 
     with torch.autocast(queries.device.type, enabled=False):  # its softmax would be a float32 copy
         if bias is None:

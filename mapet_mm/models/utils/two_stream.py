@@ -103,18 +103,15 @@ def project_heads(
     num_heads: int,
     layout: Layout,
     groups: str,
-    bias: Float[Tensor, " three_dims"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of the rows of some groups, keys and values of C, M and T only; `(B, H, R, d)` each.
 
     A plain linear layer `qkv` computes only the rows that are needed; others, such as LoRA's, are called as
-    they are. The bias is one that a library keeps apart.
+    they are.
     """
     if is_plain_linear(qkv):
-        bias = qkv.bias if bias is None else bias
-        return project_heads_of_rows(normed, qkv.weight, bias, num_heads, layout, groups)
-    joint = qkv(normed) if bias is None else qkv(normed) + bias
-    return project_heads_of_all(joint, num_heads, layout, groups)
+        return project_heads_of_rows(normed, qkv.weight, qkv.bias, num_heads, layout, groups)
+    return project_heads_of_all(qkv(normed), num_heads, layout, groups)
 
 
 def project_heads_of_rows(
@@ -163,13 +160,10 @@ def attend_streams(
     layout: Layout,
     groups: str,
     dropout: float,
-    bias: Float[Tensor, "batch head row key"] | None = None,
-    scale: float | None = None,
 ) -> Float[Tensor, "batch row dim"]:
     """Two-stream attention (paper, Eq. 3): C and M among themselves, T and Q with one mask.
 
-    Queries are of the rows of some groups, keys and values of C, M and T. The bias is added to each
-    image's and head's scores; `dropout` and `scale` are as for PyTorch's attention.
+    Queries are of the rows of some groups, keys and values of C, M and T.
     """
     # C and M attend densely, and come first.
     num_dense_rows = layout.num_dense_of(groups)
@@ -180,11 +174,6 @@ def attend_streams(
 
     # Split, not sliced: the gradient is then one copy instead of sums into zeros.
     dense_queries, stream_queries = queries.split([num_dense_rows, num_stream_rows], dim=2)
-    dense_bias = None
-    if bias is not None:
-        dense_bias, stream_bias = bias.split([num_dense_rows, num_stream_rows], dim=2)
-        dense_bias = dense_bias[..., : layout.num_dense]
-        mask = stream_bias + mask
     if uses_bmm(keys):  # copied once for both calls, not in each
         keys = keys.contiguous()
         values = values.contiguous()
@@ -193,8 +182,8 @@ def attend_streams(
     if num_dense_rows:  # C and M attend to C and M
         dense_keys = keys[:, :, : layout.num_dense]
         dense_values = values[:, :, : layout.num_dense]
-        attended.append(attend(dense_queries, dense_keys, dense_values, dense_bias, dropout, scale=scale))
+        attended.append(attend(dense_queries, dense_keys, dense_values, None, dropout))
     if num_stream_rows:  # T and Q attend to C, M and T, as the mask says
-        attended.append(attend(stream_queries, keys, values, mask, dropout, scale=scale))
+        attended.append(attend(stream_queries, keys, values, mask, dropout))
     # B H L d -> B L (H d); the kernels already write it in this order.
     return torch.cat([rows.transpose(1, 2) for rows in attended], dim=1).flatten(2)

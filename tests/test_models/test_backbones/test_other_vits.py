@@ -1,4 +1,4 @@
-"""The method for other libraries' ViTs: exactly the method, on exactly the library's network."""
+"""The method for timm's ViTs: exactly the method, on exactly the library's network."""
 
 import pytest
 import timm
@@ -18,27 +18,16 @@ ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=32)
 TIMM = dict(type="mapet_mm.MaPeTPretrainTIMM", embed_dim=24, depth=2, num_heads=3, **SIZE)
 
 VIT = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, layer_scale_init_value=0.0, **SIZE)
-BEIT = dict(type="mapet_mm.MaPeTPretrainBEiT", arch=ARCH, **SIZE)
-BOTH_BEIT = dict(BEIT, use_abs_pos_emb=True, layer_scale_init_value=0.0, bias=True)
-EVA02 = dict(type="mapet_mm.MaPeTPretrainEVA02", arch=ARCH, **SIZE)
 REGISTERS = dict(TIMM, model_name="vit_tiny_patch16_224", reg_tokens=2, init_values=0.1)
 TIMM_EVA02 = dict(TIMM, model_name="eva02_tiny_patch14_224")
 VITS = {
     "vit": VIT,
-    "beit": BEIT,
-    "eva02": EVA02,
-    "eva02, inner norm": dict(EVA02, sub_ln=True),
     "timm, registers": REGISTERS,
     "timm eva02": TIMM_EVA02,
 }
 # More of what their layers may have; the library's own pass is what these are checked against.
 VARIANTS = {
     **VITS,
-    "beit, scale": dict(BEIT, layer_cfgs=dict(attn_cfg=dict(qk_scale=0.2)), bias=False),
-    "beit, some layers": dict(BEIT, layer_cfgs=[dict(use_rel_pos_bias=False), {}]),
-    "beit, relative and absolute": BOTH_BEIT,
-    "beit, absolute": dict(BEIT, use_rel_pos_bias=False, use_abs_pos_emb=True),
-    "eva02, scale": dict(EVA02, layer_cfgs=dict(qk_scale=0.2), qkv_bias=False),
     "timm, norms": dict(REGISTERS, qk_norm=True, scale_attn_norm=True, scale_mlp_norm=True, pre_norm=True),
     "timm, registers without position": dict(REGISTERS, no_embed_class=True, dynamic_img_size=True),
     "timm dinov3": dict(TIMM, model_name="vit_small_patch16_dinov3"),
@@ -68,14 +57,9 @@ def library_of(vit) -> Library:
     """What the naive reference has to know of a ViT."""
     if isinstance(vit, MaPeTPretrainViT):
         return Library()
-    if type(vit).__name__ == "MaPeTPretrainBEiT":
-        return Library(scales=("gamma_1", "gamma_2"), relative=GRID)
-    if type(vit).__name__ == "MaPeTPretrainEVA02":
-        mlp, norms = swiglu_mlp(".mlp.w12", ".mlp.w12", ".mlp.norm", ".mlp.w3"), ("norm1", "norm2")
-        return Library(norms=norms, mlp=mlp, angles=eva02_angles(), eps=1e-5)
     extra = ["cls_token"] if vit.timm_model.reg_token is None else ["cls_token", "reg_token"]
     is_eva = isinstance(vit.timm_model, timm.models.Eva)
-    swiglu = swiglu_mlp(".mlp.fc1", ".mlp.fc1", ".mlp.norm", ".mlp.fc2")
+    swiglu = swiglu_mlp(".mlp.fc1", ".mlp.norm", ".mlp.fc2")
     return Library(
         patches="timm_model.patch_embed.proj",
         extra=tuple(f"timm_model.{name}" for name in extra),
@@ -93,18 +77,6 @@ def with_class_token(angles: torch.Tensor) -> torch.Tensor:
     """Sines and cosines (N, 2 d) with those of the class token, which is not turned."""
     half = angles.shape[1] // 2
     return torch.cat([torch.cat([torch.zeros(1, half), torch.ones(1, half)], 1), angles])
-
-
-def eva02_angles() -> torch.Tensor:
-    """Of 8 channels a head: two pairs for the row, two for the column; 1 and 1/100 radians a step."""
-    rows = []
-    for y in range(GRID[0]):
-        for x in range(GRID[1]):
-            steps = [y / GRID[0] * 4, y / GRID[0] * 4 / 100, x / GRID[1] * 4, x / GRID[1] * 4 / 100]
-            # MMPretrain's bands come in the order 1, 1/100, 1, 1/100 over the channels of a side.
-            rows.append([steps[0], steps[1]] * 2 + [steps[2], steps[3]] * 2)
-    angles = torch.tensor(rows)
-    return with_class_token(torch.cat([angles.sin(), angles.cos()], 1))
 
 
 def compare(vit, drop_rates=(0.0, 0.0), with_context=False):
@@ -135,7 +107,7 @@ def compare(vit, drop_rates=(0.0, 0.0), with_context=False):
 @pytest.mark.parametrize("with_context", [False, True], ids=["targets", "all patches"])
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
 def test_equals_the_naive_reference(config, objective, with_context):
-    """Latents and gradients equal those of per-image masks, biases and angles in raster order."""
+    """Latents and gradients equal those of per-image masks and angles in raster order."""
     vit = build(config, objective)
     ours, reference = compare(vit, with_context=with_context)
     assert relative_error(ours, reference) < TOLERANCE
@@ -213,16 +185,7 @@ def test_weights_go_to_the_librarys_class_and_back(config):
     assert fresh.load_state_dict(theirs.state_dict(), strict=False).missing_keys == ["mask_token"]
 
 
-def test_weights_of_beit_without_layer_scale_keep_their_features(capture_log):
-    plain, vit = build(dict(BEIT, layer_scale_init_value=0.0)), build(BEIT)
-    vit.load_state_dict(plain.state_dict())
-    images = torch.randn(2, 3, 12, 20)
-    torch.testing.assert_close(vit.encode(images)[0], plain.encode(images)[0])
-    assert vit.layers[0].gamma_1.eq(1).all()
-    assert "Filled 4 LayerScales with one" in capture_log()
-
-
-@pytest.mark.parametrize("name", ["beit", "eva02", "timm, registers", "timm eva02"])
+@pytest.mark.parametrize("name", ["timm, registers", "timm eva02"])
 def test_stochastic_depth_drops_a_branch_of_all_streams(name):
     """Of an image either all rows of the layout are as before or all are changed."""
     vit = build(VITS[name], drop_path_rate=0.7)
@@ -269,18 +232,7 @@ def test_a_backbone_without_two_streams_is_refused_by_name(kind):
         MODELS.build(dict(type="mapet_mm.MaPeT", backbone=backbone, head=head, target_generator=None))
 
 
-def test_angles_stay_those_of_the_image_size_that_it_was_built_for():
-    """MMPretrain's rotation keeps the angles of the last size that it met."""
-    vit = build(EVA02)
-    images, permutation = torch.randn(1, 3, 12, 20), vit.sample_permutation(1, "cpu")
-    expected, _ = vit(images, permutation)
-    vit.encode(torch.randn(1, 3, 24, 24))
-    assert torch.equal(vit(images, permutation)[0], expected)
-
-
 REFUSED = [
-    (dict(BEIT, use_rel_pos_bias=False), "position embeddings"),
-    (dict(BEIT, use_rel_pos_bias=False, use_shared_rel_pos_bias=True), "position embeddings"),
     (dict(REGISTERS, class_token=False, global_pool=""), "class_token"),
     (dict(REGISTERS, patch_drop_rate=0.5), "patch_drop_rate"),
     (dict(REGISTERS, pos_embed="none"), "pos_embed"),

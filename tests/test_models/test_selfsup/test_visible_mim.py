@@ -79,15 +79,13 @@ def test_a_prediction_depends_on_its_own_position_alone():
 @pytest.mark.parametrize(
     "vit",
     [
-        dict(type="mapet_mm.MaPeTPretrainBEiT", arch=ARCH, **SIZE),
-        dict(type="mapet_mm.MaPeTPretrainEVA02", arch=ARCH, **SIZE),
         dict(TIMM, model_name="vit_tiny_patch16_224", reg_tokens=2),
         dict(TIMM, model_name="vit_small_patch16_dinov3"),
     ],
-    ids=["BEiT", "EVA-02", "timm, registers", "timm, DINOv3"],
+    ids=["registers", "DINOv3"],
 )
-def test_other_libraries_vits_learn_as_its_encoder(vit):
-    """With relative or rotary positions, and with registers, which are context and have no token."""
+def test_timms_vits_learn_as_its_encoder(vit):
+    """With rotary positions, and with registers, which are context and have no token."""
     model = build("visible", backbone=dict(vit, objective="context", cutting_point=10))
     losses = model(batch(), mode="loss")
     losses["loss"].backward()

@@ -100,9 +100,7 @@ def test_attention_drops_weights_in_training_only(training, monkeypatch):
     monkeypatch.setattr(
         two_stream,
         "attend",
-        lambda *args, dropout=0.0, scale=None: (
-            rates.append(args[4] if len(args) > 4 else dropout) or plain(*args[:4])
-        ),
+        lambda *args, dropout=0.0: rates.append(args[4] if len(args) > 4 else dropout) or plain(*args[:4]),
     )
     build(layer_cfgs=dict(attn_drop_rate=0.25)).train(training)(torch.randn(1, 3, 20, 20))
     assert rates == [0.25 * training] * 5
@@ -117,7 +115,7 @@ def attention_calls(vit, monkeypatch):
     """The mask of each call of attention, None without one."""
     seen, plain = [], two_stream.attend
 
-    def watch(queries, keys, values, bias=None, dropout=0.0, scale=None):
+    def watch(queries, keys, values, bias=None, dropout=0.0):
         seen.append(bias)
         return plain(queries, keys, values, bias, dropout)
 

@@ -24,22 +24,21 @@ class TIMMLayer(TwoStreamLayer):
         update = self.attn(self.norm1(tokens), *args, **kwargs)
         return self.drop_path1(self._with_layer_scale(update, branch=1))
 
-    def attention(self, tokens: Tensor, layout: Layout, groups: str, positions: Tensor | None) -> Tensor:
+    def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: Tensor | None) -> Tensor:
         """The update of both streams; `positions` are sines and cosines of each row, or None."""
         attention = self.attn
         joint = self._project(self.norm1(tokens))  # B L 3D
-        queries, keys, values = project_heads_of_all(joint, attention.num_heads, layout, groups)
+        queries, keys, values = project_heads_of_all(joint, attention.num_heads, layout, first_row)
         queries = attention.q_norm(queries)
         keys = attention.k_norm(keys)
         if positions is not None:
             from timm.layers import apply_rot_embed_cat
 
             half = attention.rotate_half
-            of_queries = layout.take(positions, groups, dim=2)
-            queries = apply_rot_embed_cat(queries, of_queries, half=half).type_as(values)
+            queries = apply_rot_embed_cat(queries, positions[:, :, first_row:], half=half).type_as(values)
             keys = apply_rot_embed_cat(keys, positions[:, :, : layout.num_keys], half=half).type_as(values)
         dropout = attention.attn_drop.p if self.training else 0.0
-        rows = attend_streams(queries, keys, values, layout, groups, dropout)
+        rows = attend_streams(queries, keys, values, layout, first_row, dropout)
         rows = attention.proj_drop(attention.proj(attention.norm(rows)))
         return self.drop_path1(self._with_layer_scale(rows, branch=1))
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mapet_mm.models.utils.layout import Layout, build_layout
-from mapet_mm.models.utils.objectives import get_objective
+from mapet_mm.models.utils.objectives import CONTEXT, get_objective
 from mapet_mm.models.utils.permutation import check_permutation
 from mapet_mm.models.utils.value_checks import should_check_values
 from mapet_mm.utils.precision import product_dtype
@@ -116,7 +116,7 @@ class TwoStreamViT(nn.Module):
             `(B, c, D)`, the extra tokens first. And the permutation, `(B, N)`.
 
         Raises:
-            ValueError: see `checked_permutation`.
+            ValueError: see `checked_permutation`; or `with_context` of the objective 'context'.
         """
         permutation = self.checked_permutation(images, permutation)
         # Permute once, at the input, and lay the groups out side by side.
@@ -128,21 +128,26 @@ class TwoStreamViT(nn.Module):
         # refuses.)
         *layers, last_layer = self.layers
         for layer in layers:
-            tokens = layer.two_streams(tokens, layout, None, positions)
+            tokens = layer.two_streams(tokens, layout, 0, positions)
         return self.last_latents(tokens, last_layer, layout, positions, with_context), permutation
 
     def last_latents(
         self, tokens: Tensor, last_layer: nn.Module, layout: Layout, positions: Any, with_context: bool
     ) -> Float[Tensor, "batch patch dim"]:
         """The last layer and the final norm, for the rows that predict: see `forward`."""
-        # After the last layer only these count; the other groups still give it keys and values.
-        groups = self.objective.predicting_group
-        if with_context:
-            groups = "C" + groups
-        latents = last_layer.two_streams(tokens, layout, groups, positions)
-        if with_context:  # class token and registers have no visual token
-            latents = latents[:, self.num_extra_tokens :]
-        return self.after_layers(latents)
+        # After the last layer only the last group's rows count; the others still give it keys and values.
+        if not with_context:
+            first_row = layout.num_rows - layout.sizes[-1]
+            return self.after_layers(last_layer.two_streams(tokens, layout, first_row, positions))
+
+        if self.objective is CONTEXT:
+            raise ValueError("with_context=True: objective='context' returns the context anyway")
+        # The context comes first, so all rows are computed.
+        rows = last_layer.two_streams(tokens, layout, 0, positions)
+        # Class token and registers have no visual token.
+        context = rows[:, self.num_extra_tokens : self.cutting_point]
+        targets = rows[:, layout.num_rows - layout.sizes[-1] :]
+        return self.after_layers(torch.cat([context, targets], dim=1))
 
     def checked_permutation(
         self, images: Float[Tensor, "batch channel height width"], permutation: Tensor | None

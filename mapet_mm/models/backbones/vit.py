@@ -46,12 +46,12 @@ class ViTLayer(TwoStreamLayer):
         tokens = tokens + self.attn(self.ln1(tokens))
         return self.ffn(self.ln2(tokens), identity=tokens)
 
-    def attention(self, tokens: Tensor, layout: Layout, groups: str, positions: None) -> Tensor:
+    def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: None) -> Tensor:
         """The update of both streams by attention."""
         attention = self.attn
-        heads = project_heads(self.ln1(tokens), attention.qkv, attention.num_heads, layout, groups)
+        heads = project_heads(self.ln1(tokens), attention.qkv, attention.num_heads, layout, first_row)
         dropout = attention.attn_drop if self.training else 0.0
-        rows = attend_streams(*heads, layout, groups, dropout)  # B R D
+        rows = attend_streams(*heads, layout, first_row, dropout)  # B R D
         return end_of_branch(attention.proj, attention.gamma1, attention.proj_drop, attention.out_drop, rows)
 
     def feed_forward(self, tokens: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Layout:
     @property
     def num_dense(self) -> int:
         """Rows of C and M, which come first, see each other in full and nothing else."""
-        return self.num_dense_of(self.objective.groups)
+        return self._num_rows_of(self.objective.dense_groups)
 
     @property
     def num_keys(self) -> int:
@@ -47,35 +47,6 @@ class Layout:
         index = self.objective.groups.index(group)
         start = sum(self.sizes[:index])
         return slice(start, start + self.sizes[index])
-
-    def take(self, rows: Tensor, groups: str, dim: int = 1) -> Tensor:
-        """Of a tensor with all rows in dimension `dim`, those of some groups, in the layout's order.
-
-        A view for one group, the tensor itself for all of them.
-        """
-        if groups == self.objective.groups:
-            return rows
-        parts = []
-        for group in groups:
-            of_group = self.rows_of(group)
-            parts.append(rows.narrow(dim, of_group.start, of_group.stop - of_group.start))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-    def num_dense_of(self, groups: str) -> int:
-        """Rows of C and M, as far as they are in some groups."""
-        return self._num_rows_of("".join(group for group in self.objective.dense_groups if group in groups))
-
-    def bias_of(self, groups: str) -> Float[Tensor, "stream key"]:
-        """`bias` of those rows of T and Q that are in some groups."""
-        masked = [group for group in self.objective.groups if group not in self.objective.dense_groups]
-        taken = [group for group in masked if group in groups]
-        if taken == masked:
-            return self.bias
-        if not taken:
-            return self.bias[:0]
-        # One of the two. The bias begins with the first row after C and M.
-        of_group = self.rows_of(taken[0])
-        return self.bias[of_group.start - self.num_dense : of_group.stop - self.num_dense]
 
     def to(self, dtype: torch.dtype) -> "Layout":
         """The layout with its bias in the precision of the attention."""

@@ -27,7 +27,7 @@ class TwoStreamLayer(BaseModule):
     offers the residual branches, with norms, LayerScale and stochastic depth:
 
     - `plain_attention(tokens, ...)`: the update of all rows by attention, all seeing each other;
-    - `attention(tokens, layout, groups, positions)`: the update of the rows of some groups, by way of
+    - `attention(tokens, layout, first_row, positions)`: the update of the rows from `first_row` on, by way of
       `project_heads` and `attend_streams`;
     - `feed_forward(tokens)`: the tokens with the update of the MLP.
 
@@ -55,36 +55,30 @@ class TwoStreamLayer(BaseModule):
         return self._checkpointed(self.plain, tokens, *args, **kwargs)
 
     def two_streams(
-        self, tokens: Tensor, layout: Layout, groups: str | None = None, positions: Any = None
+        self, tokens: Tensor, layout: Layout, first_row: int = 0, positions: Any = None
     ) -> Float[Tensor, "batch row dim"]:
-        """The output for the rows of some of the layout's groups; `positions` as the attention takes them.
+        """The output for the layout's rows from `first_row` on; `positions` as the attention takes them.
 
         Args:
             tokens: all rows of the layout, `(B, L, D)`.
             layout: where each group is, and who sees whom.
-            groups: those whose output is computed, as "CQ", in the layout's order; all of them if None.
+            first_row: the first whose output is computed; all rows give keys and values.
             positions: of all rows, from the ViT's `attention_positions`.
-
-        Raises:
-            ValueError: the tokens have another number of rows than the layout.
         """
-        if tokens.shape[1] != layout.num_rows:
-            raise ValueError(f"{tokens.shape[1]} rows of tokens, but the layout has {layout.num_rows}")
-        groups = groups or layout.objective.groups
-        return self._checkpointed(self._two_streams, tokens, layout, groups, positions)
+        return self._checkpointed(self._two_streams, tokens, layout, first_row, positions)
 
     def plain(self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any) -> Tensor:
         """The layer's output `(B, N, D)`, all tokens seeing each other; arguments as the library's layer."""
         return self.feed_forward(tokens + self.plain_attention(tokens, *args, **kwargs))
 
-    def _two_streams(self, tokens: Tensor, layout: Layout, groups: str, positions: Any) -> Tensor:
+    def _two_streams(self, tokens: Tensor, layout: Layout, first_row: int, positions: Any) -> Tensor:
         # Not under activation checkpointing or torch.compile, which decide this themselves, nor while tracing
         # for export.
         decided = self.with_cp or torch.compiler.is_compiling() or torch.jit.is_tracing()
         recomputes = self.recompute and self.training and torch.is_grad_enabled() and not decided
         with recomputing(self) if recomputes else nullcontext():
-            update = self.attention(tokens, layout, groups, positions)
-            return self.feed_forward(layout.take(tokens, groups) + update)
+            update = self.attention(tokens, layout, first_row, positions)
+            return self.feed_forward(tokens[:, first_row:] + update)
 
     def _checkpointed(self, run: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         if self.with_cp and torch.is_grad_enabled():
@@ -102,16 +96,16 @@ def project_heads(
     qkv: Callable[[Tensor], Tensor],
     num_heads: int,
     layout: Layout,
-    groups: str,
+    first_row: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of the rows of some groups, keys and values of C, M and T only; `(B, H, R, d)` each.
+    """Queries of the rows from `first_row` on, keys and values of C, M and T only; `(B, H, R, d)` each.
 
     A plain linear layer `qkv` computes only the rows that are needed; others, such as LoRA's, are called as
     they are.
     """
     if is_plain_linear(qkv):
-        return project_heads_of_rows(normed, qkv.weight, qkv.bias, num_heads, layout, groups)
-    return project_heads_of_all(qkv(normed), num_heads, layout, groups)
+        return project_heads_of_rows(normed, qkv.weight, qkv.bias, num_heads, layout, first_row)
+    return project_heads_of_all(qkv(normed), num_heads, layout, first_row)
 
 
 def project_heads_of_rows(
@@ -120,7 +114,7 @@ def project_heads_of_rows(
     bias: Float[Tensor, " three_dims"] | None,
     num_heads: int,
     layout: Layout,
-    groups: str,
+    first_row: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values by two products, each for the rows that need it."""
     dim = len(weight) // 3
@@ -128,7 +122,7 @@ def project_heads_of_rows(
     query_bias, pair_bias = (None, None) if bias is None else bias.split([dim, 2 * dim])
 
     normed = normed.to(product_dtype(normed))  # once, not for each product
-    query_rows = layout.take(normed, groups)
+    query_rows = normed[:, first_row:]
     key_rows = normed[:, : layout.num_keys].contiguous()
     queries = F.linear(query_rows, query_weight, query_bias)  # B R D
     pairs = F.linear(key_rows, pair_weight, pair_bias)  # B K 2D
@@ -138,12 +132,12 @@ def project_heads_of_rows(
 
 
 def project_heads_of_all(
-    joint: Float[Tensor, "batch layout three_dims"], num_heads: int, layout: Layout, groups: str
+    joint: Float[Tensor, "batch layout three_dims"], num_heads: int, layout: Layout, first_row: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values out of one product that has been computed for all rows."""
     dim = joint.shape[-1] // 3
     queries, pairs = joint.split([dim, 2 * dim], dim=-1)
-    queries = layout.take(queries, groups)  # B R D
+    queries = queries[:, first_row:]  # B R D
     keys, values = pairs[:, : layout.num_keys].chunk(2, dim=-1)  # B K D
     return split_heads(queries, num_heads), split_heads(keys, num_heads), split_heads(values, num_heads)
 
@@ -158,22 +152,19 @@ def attend_streams(
     keys: Float[Tensor, "batch head key channel"],
     values: Float[Tensor, "batch head key channel"],
     layout: Layout,
-    groups: str,
+    first_row: int,
     dropout: float,
 ) -> Float[Tensor, "batch row dim"]:
     """Two-stream attention (paper, Eq. 3): C and M among themselves, T and Q with one mask.
 
-    Queries are of the rows of some groups, keys and values of C, M and T.
+    Queries are of the rows from `first_row` on, keys and values of C, M and T.
     """
-    # C and M attend densely, and come first.
-    num_dense_rows = layout.num_dense_of(groups)
-    num_stream_rows = queries.shape[2] - num_dense_rows
-    mask = layout.bias_of(groups)
-    if len(mask) != num_stream_rows:
-        raise ValueError(f"a mask of {len(mask)} rows for {num_stream_rows} rows of T and Q")
+    # C and M attend densely, and come first; the mask is of the rows after them.
+    num_dense_rows = max(layout.num_dense - first_row, 0)
+    mask = layout.bias[max(first_row - layout.num_dense, 0) :]
 
     # Split, not sliced: the gradient is then one copy instead of sums into zeros.
-    dense_queries, stream_queries = queries.split([num_dense_rows, num_stream_rows], dim=2)
+    dense_queries, stream_queries = queries.split([num_dense_rows, len(mask)], dim=2)
     if uses_bmm(keys):  # copied once for both calls, not in each
         keys = keys.contiguous()
         values = values.contiguous()
@@ -183,7 +174,7 @@ def attend_streams(
         dense_keys = keys[:, :, : layout.num_dense]
         dense_values = values[:, :, : layout.num_dense]
         attended.append(attend(dense_queries, dense_keys, dense_values, None, dropout))
-    if num_stream_rows:  # T and Q attend to C, M and T, as the mask says
+    if len(mask):  # T and Q attend to C, M and T, as the mask says
         attended.append(attend(stream_queries, keys, values, mask, dropout))
     # B H L d -> B L (H d); the kernels already write it in this order.
     return torch.cat([rows.transpose(1, 2) for rows in attended], dim=1).flatten(2)

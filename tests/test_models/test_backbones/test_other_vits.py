@@ -146,7 +146,7 @@ def test_on_its_own_content_it_is_the_librarys_network(name):
     tokens = vit.before_layers(tokens.gather(1, permutation[..., None].expand_as(tokens)))
     where = vit.attention_positions(permutation, vit.layout)
     for layer in vit.layers:
-        tokens = layer.two_streams(tokens, vit.layout, None, where)
+        tokens = layer.two_streams(tokens, vit.layout, 0, where)
     whole = TwoStreamViT.encode(vit, images)[-1]  # registers included
     expected = whole.gather(1, permutation[..., None].expand_as(whole))
     assert relative_error(vit.after_layers(tokens), expected) < TOLERANCE
@@ -194,7 +194,7 @@ def test_stochastic_depth_drops_a_branch_of_all_streams(name):
     permutation = vit.sample_permutation(24, "cpu")
     tokens = vit.embed(images, permutation)
     where = vit.attention_positions(permutation, vit.layout)
-    changed = (vit.layers[1].two_streams(tokens, vit.layout, None, where) != tokens).any(-1)
+    changed = (vit.layers[1].two_streams(tokens, vit.layout, 0, where) != tokens).any(-1)
     assert torch.equal(changed.all(1), changed.any(1))
     assert 0 < changed.all(1).sum() < 24
 

@@ -261,7 +261,7 @@ def test_computing_again_changes_no_gradient(objective, autocast, options):
             layer.recompute = recompute
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             rows = vit.layers[1].two_streams(inputs, vit.layout)
-            rows = vit.layers[2].two_streams(rows, vit.layout, vit.objective.predicting_group)
+            rows = vit.layers[2].two_streams(rows, vit.layout, vit.layout.num_rows - vit.num_targets)
         parameters = [p for layer in vit.layers[1:] for p in layer.parameters()]
         weight = torch.linspace(-1, 1, rows.numel()).view_as(rows)
         gradients.append(torch.autograd.grad((rows * weight).sum(), [inputs, *parameters]))

@@ -95,6 +95,12 @@ def test_other_image_sizes_and_permutations_are_refused():
             vit(torch.randn(1, 3, 20, 20), torch.arange(number)[None])
 
 
+def test_the_context_alone_has_no_other_context():
+    vit = pretrain_vit(objective="context")
+    with pytest.raises(ValueError, match="with_context=True"):
+        vit(torch.randn(1, 3, 20, 20), with_context=True)
+
+
 @pytest.mark.parametrize("wrong", [{9: 4}, {25: 26}, {3: -1}, {0: 1, 1: 0}], ids=str)
 def test_a_permutation_that_is_no_order_of_the_tokens_is_refused(wrong):
     """A patch that comes twice would be context and target at once, or predicted twice."""

@@ -20,9 +20,8 @@ from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 from private_attributes import TEST_MODULES
 
-# Not of a module that makes functions anew for each layer of a step: decorating them takes a sixth of it.
 MODELS = Path(__file__).parents[1] / "mapet_mm/models"
-CHECKED = [path for path in MODELS.rglob("*.py") if path.stem not in ("__init__", "recomputation")]
+CHECKED = [path for path in MODELS.rglob("*.py") if path.stem != "__init__"]
 CHECKED = [".".join(path.relative_to(MODELS.parents[1]).with_suffix("").parts) for path in CHECKED]
 install_import_hook(CHECKED, "beartype.beartype")
 

@@ -9,7 +9,7 @@ model = dict(
         objective="mapet",
         cutting_point=60,
         drop_path_rate=0.1,
-        recompute=False,  # faster; 16 GB hold a step (docs/performance.md)
+        recompute=False,  # no effect; without it, trainings under way would be other ones
     ),
     head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=768, vocab_size=8192),
     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192),

@@ -205,8 +205,7 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
     Args:
         cutting_point: number of tokens that are context, the class token among them; the paper's: 50 for
             ViT-T and S, 60 for B.
-        recompute: compute GELU, and LayerNorm under autocast, again in the backward pass instead of keeping
-            their results: a fifth less memory, a little slower (docs/performance.md). `with_cp` overrides it.
+        recompute: has no effect; configs of earlier trainings have it. For less memory take `with_cp`.
 
     Examples:
         >>> vit = MaPeTPretrainViT("deit-tiny", img_size=32, cutting_point=2)  # of 5 tokens
@@ -222,13 +221,11 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         patch_size: SupportsIndex | Iterable[SupportsIndex] = 16,
         cutting_point: SupportsIndex = 60,
         objective: str = "mapet",
-        recompute: bool = True,
+        recompute: bool = False,
         **kwargs,
     ) -> None:
         kwargs |= dict(cutting_point=cutting_point, objective=objective)
         super().__init__(arch, img_size, patch_size, out_type="raw", **kwargs)
-        for layer in self.layers:
-            layer.recompute = recompute
 
     def draw_weights(self) -> None:
         super().draw_weights()

@@ -1,7 +1,6 @@
 """One Transformer layer over the layout `C | M | T | Q` (see `mapet_mm.models.utils.objectives`)."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from mapet_mm.models.utils.attention import attend, uses_bmm
 from mapet_mm.models.utils.layout import Layout
-from mapet_mm.models.utils.recomputation import recomputing
 from mapet_mm.utils.precision import product_dtype
 
 
@@ -37,15 +35,13 @@ class TwoStreamLayer(BaseModule):
     Args:
         layer: the library's layer; its parts are taken, not copied.
         with_cp: keep only the input for the backward pass and run the layer again there.
-        recompute: compute GELU, and LayerNorm under autocast, again in the backward pass (`recomputing`).
     """
 
-    def __init__(self, layer: nn.Module, with_cp: bool = False, recompute: bool = False) -> None:
+    def __init__(self, layer: nn.Module, with_cp: bool = False) -> None:
         super().__init__(getattr(layer, "init_cfg", None))
         for name, part in [*layer.named_parameters(recurse=False), *layer.named_children()]:
             setattr(self, name, part)
         self.with_cp = with_cp
-        self.recompute = recompute
         for module in self.modules():
             if isinstance(module, DropPath):  # with a NumPy scalar, on which torch.compile breaks its graph
                 module.drop_prob = float(module.drop_prob)
@@ -72,13 +68,8 @@ class TwoStreamLayer(BaseModule):
         return self.feed_forward(tokens + self.plain_attention(tokens, *args, **kwargs))
 
     def _two_streams(self, tokens: Tensor, layout: Layout, first_row: int, positions: Any) -> Tensor:
-        # Not under activation checkpointing or torch.compile, which decide this themselves, nor while tracing
-        # for export.
-        decided = self.with_cp or torch.compiler.is_compiling() or torch.jit.is_tracing()
-        recomputes = self.recompute and self.training and torch.is_grad_enabled() and not decided
-        with recomputing(self) if recomputes else nullcontext():
-            update = self.attention(tokens, layout, first_row, positions)
-            return self.feed_forward(tokens[:, first_row:] + update)
+        update = self.attention(tokens, layout, first_row, positions)
+        return self.feed_forward(tokens[:, first_row:] + update)
 
     def _checkpointed(self, run: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         if self.with_cp and torch.is_grad_enabled():

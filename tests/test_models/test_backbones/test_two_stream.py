@@ -4,7 +4,6 @@ import functools
 import io
 import subprocess
 import sys
-import weakref
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -244,65 +243,6 @@ def compare_with_the_naive_reference(objective, cut, grid, drop_path_rate):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
 
 
-@pytest.mark.parametrize("options", [{}, {"qkv_bias": False}, {"drop_rate": 0.3}], ids=str)
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
-def test_computing_again_changes_no_gradient(objective, autocast, options):
-    """LayerNorm and GELU give the same values again: gradients are equal bit for bit."""
-    arch = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
-    vit = MaPeTPretrainViT(arch, 20, 4, 8, objective, drop_path_rate=0.3, **options).train()
-    vit.init_weights()
-    tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu")).detach()
-    gradients = []
-    for recompute in (False, True):
-        torch.manual_seed(1)
-        inputs = tokens.clone().requires_grad_()
-        for layer in vit.layers:
-            layer.recompute = recompute
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            rows = vit.layers[1].two_streams(inputs, vit.layout)
-            rows = vit.layers[2].two_streams(rows, vit.layout, vit.layout.num_rows - vit.num_targets)
-        parameters = [p for layer in vit.layers[1:] for p in layer.parameters()]
-        weight = torch.linspace(-1, 1, rows.numel()).view_as(rows)
-        gradients.append(torch.autograd.grad((rows * weight).sum(), [inputs, *parameters]))
-    for plain, again in zip(*gradients, strict=True):
-        assert torch.equal(plain, again)
-
-
-@pytest.mark.parametrize(("recompute", "autocast"), [(False, False), (True, False), (True, True)])
-def test_what_is_computed_again_is_not_kept(recompute, autocast):
-    """After a layer's forward pass what GELU returned is gone, and under autocast the normed rows."""
-    vit = MaPeTPretrainViT(ARCH, 20, 4, 8, recompute=recompute)
-    vit.init_weights()
-    tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
-    inputs, layer = [], vit.layers[0]
-    for before_linear in (layer.ln1, layer.ln2, layer.ffn.layers[0]):
-        before_linear.register_forward_hook(lambda _, __, result: inputs.append(weakref.ref(result)))
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        output = layer.two_streams(tokens, vit.layout)
-    assert output.requires_grad
-    assert [given() is not None for given in inputs] == [not autocast, not autocast, not recompute]
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_each_layer_norm_runs_at_most_twice(recompute):
-    """Once forward and, under autocast with recomputation, once for the backward pass of queries and keys."""
-    vit = MaPeTPretrainViT(ARCH, 20, 4, 8, recompute=recompute)
-    vit.init_weights()
-    runs = Counter()
-    for i, layer in enumerate(vit.layers):
-        for name in ("ln1", "ln2"):
-            hook = functools.partial(lambda key, *_: runs.update([key]), (i, name))
-            getattr(layer, name).register_forward_hook(hook)
-    with torch.autocast("cpu", torch.bfloat16):
-        latents, _ = vit(torch.randn(2, 3, 20, 20))
-    latents.sum().backward()
-    # The last layer asks with some rows only, which are kept.
-    again = {key for key in runs if key != (len(vit.layers) - 1, "ln1")}
-    assert {runs[key] for key in again} == {2 if recompute else 1}
-    assert len(runs) == 2 * len(vit.layers)
-
-
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_linear_layer_with_lora_is_called(training, objective):
@@ -325,7 +265,7 @@ def test_a_linear_layer_with_lora_is_called(training, objective):
 @pytest.mark.parametrize("part", ["ln1", "ln2", "ffn.layers.0.0", "ffn.dropout_layer"])
 def test_each_part_of_a_layer_without_layer_scale_is_called_once(part):
     """So that hooks of other libraries work; a LayerScale is multiplied into the weights before it."""
-    vit, calls = MaPeTPretrainViT(ARCH, 20, 4, 8, recompute=False), Counter()
+    vit, calls = MaPeTPretrainViT(ARCH, 20, 4, 8), Counter()
     for i, layer in enumerate(vit.layers):
         layer.get_submodule(part).register_forward_hook(functools.partial(lambda i, *_: calls.update([i]), i))
     vit(torch.randn(2, 3, 20, 20))[0].sum().backward()
@@ -333,7 +273,7 @@ def test_each_part_of_a_layer_without_layer_scale_is_called_once(part):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
-def test_a_trace_can_be_saved_and_recomputes_nothing():
+def test_a_trace_can_be_saved():
     """Also with gradients on; the traced network gives the same bits."""
     vit = MaPeTPretrainViT(ARCH, 20, 4, 8).eval()
     vit.init_weights()
@@ -342,18 +282,6 @@ def test_a_trace_can_be_saved_and_recomputes_nothing():
     torch.jit.save(trace, file)
     file.seek(0)
     assert torch.equal(torch.jit.load(file)(images, permutation)[0], vit(images, permutation)[0])
-
-
-def test_in_evaluation_nothing_is_computed_again():
-    """So transforms of functions work there, which refuse autograd functions like the one that does it."""
-    vit = MaPeTPretrainViT(ARCH, 20, 4, 8).eval()
-    vit.init_weights()
-    images, permutation = torch.randn(1, 3, 20, 20), vit.sample_permutation(1, "cpu")
-    gradient = torch.func.grad(lambda images: vit(images, permutation)[0].sum())(images)
-    vit.train()
-    inputs = images.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(vit(inputs, permutation)[0].sum(), inputs)
-    torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_defaults_are_those_of_the_papers_largest_model():
     assert (vit.embed_dims, vit.num_layers, vit.img_size[0], vit.patch_resolution) == (768, 12, 224, (14, 14))
     assert (vit.cutting_point, vit.objective.name, vit.out_type) == (60, "mapet", "raw")
     assert vit.layers[0].attn.gamma1.weight.eq(0.1).all()
-    assert all(layer.recompute and not layer.with_cp for layer in vit.layers)
+    assert not any(layer.with_cp for layer in vit.layers)
     plain = MaPeTViT("deit-tiny")
     assert (plain.img_size, plain.patch_resolution, plain.out_type) == ((224, 224), (14, 14), "cls_token")
     assert list(plain.out_indices) == [11]
@@ -131,7 +131,7 @@ def test_defaults_are_those_of_the_papers_largest_model():
 def test_activation_checkpointing_runs_each_layer_again(build, with_cp):
     options = dict(out_type="raw")
     if build is MaPeTPretrainViT:
-        options = dict(cutting_point=8, recompute=False)
+        options = dict(cutting_point=8)
     torch.manual_seed(1)
     plain = build(drop_path_rate=0.5, **GEOMETRY, **options)
     vit = build(drop_path_rate=0.5, with_cp=with_cp, **GEOMETRY, **options)

@@ -6,12 +6,16 @@ from math import prod
 from typing import Any, SupportsIndex
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from mapet_mm.models.utils.layout import Layout, build_layout
 from mapet_mm.models.utils.objectives import CONTEXT, get_objective
-from mapet_mm.models.utils.permutation import check_permutation
+from mapet_mm.models.utils.permutation import (
+    check_permutation,
+    ranked_permutations,
+    seeded_permutations,
+)
 from mapet_mm.models.utils.value_checks import should_check_values
 from mapet_mm.utils.precision import product_dtype
 
@@ -88,12 +92,33 @@ class TwoStreamViT(nn.Module):
     ) -> Int64[Tensor, "batch token"]:
         """Draw one uniform random order of the patches per image; the extra tokens always come first.
 
-        Of the result, `(B, N)`, `permutation[b, t]` is the token of rank `t`; 0 is the class token.
+        Of the result, `(B, N)`, `permutation[b, t]` is the token of rank `t`; 0 is the class token. An
+        override of this method decides the order in training and validation as well.
         """
-        extra = self.num_extra_tokens
-        keys = torch.rand(batch_size, self.num_tokens - extra, device=device, generator=generator)
-        first = torch.arange(extra, device=device).expand(batch_size, -1)
-        return torch.cat([first, keys.argsort(1) + extra], dim=1)  # B N
+        seeds = torch.randint(2**63 - 1, (batch_size,), device=device, generator=generator)
+        return seeded_permutations(seeds, self.num_tokens, self.num_extra_tokens)
+
+    def permutations(
+        self,
+        seeds: Int64[Tensor, " batch"] | None = None,
+        ranks: Shaped[Tensor, "batch patch"] | None = None,
+    ) -> Int64[Tensor, "batch token"]:
+        """The order of each image's tokens `(B, N)`, on the device of what decides it.
+
+        Args:
+            seeds: of each image: the same order on every device and in whatever batch. A subclass with a
+                `sample_permutation` of its own draws with a generator of each seed, on the CPU.
+            ranks: instead of seeds, a number for each patch, in raster order: the lowest comes first.
+        """
+        if ranks is not None:
+            return ranked_permutations(ranks, self.num_extra_tokens)
+        if type(self).sample_permutation is TwoStreamViT.sample_permutation:
+            return seeded_permutations(seeds, self.num_tokens, self.num_extra_tokens)
+        orders = []
+        for seed in seeds.tolist():
+            generator = torch.Generator().manual_seed(seed)
+            orders.append(self.sample_permutation(1, "cpu", generator))
+        return torch.cat(orders).to(seeds.device)
 
     def forward(
         self,

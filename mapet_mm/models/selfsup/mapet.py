@@ -9,12 +9,9 @@ from torch import Tensor
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.models.target_generators.token_ids import token_ids
 from mapet_mm.models.utils.objectives import CONTEXT
-from mapet_mm.models.utils.permutation import seeded_permutations
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.splitmix import DRAW_SEED
+from mapet_mm.utils.splitmix import DRAW_SEED, splitmix_of_tensor
 
-# Of the coefficients that turn an image into the seed of its permutation in validation.
-VALIDATION_SEED = 0
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
@@ -123,7 +120,8 @@ class MaPeT(BaseSelfSupervisor):
         permutation = None  # drawn by the backbone
         seeds = [sample.get(DRAW_SEED) for sample in data_samples or ()]
         if seeds and None not in seeds:
-            permutation = self.training_permutation(seeds, images.device)
+            seeds = torch.tensor(seeds, pin_memory=images.is_cuda)  # only from there GPUs copy asynchronously
+            permutation = self.backbone.permutations(seeds.to(images.device, non_blocking=True))
         if self.context_loss:
             return self.loss_with_context(images, inputs[1], permutation)
         latents, permutation = self.latents(images, permutation)  # B N-c D
@@ -157,32 +155,16 @@ class MaPeT(BaseSelfSupervisor):
 
         Both in permuted order, as the backbone's `forward` returns them.
         """
-        if not with_context:  # of which a backbone of one's own need not know
+        if not with_context:  # a backbone of one's own need not have this option
             return self.backbone(images, permutation)
         return self.backbone(images, permutation, with_context=True)
-
-    def training_permutation(
-        self, seeds: list[int], device: torch.device | str
-    ) -> Int64[Tensor, "batch token"]:
-        """The permutation `(B, N)` of each image by its seed; a subclass of the backbone may draw its own."""
-        vit = getattr(self.backbone, "module", self.backbone)
-        # The usual order is drawn on the device, for all images at once.
-        if type(vit).sample_permutation is TwoStreamViT.sample_permutation:
-            is_on_gpu = torch.device(device).type == "cuda"
-            seeds = torch.tensor(seeds, pin_memory=is_on_gpu)  # only from there GPUs copy asynchronously
-            seeds = seeds.to(device, non_blocking=True)
-            return seeded_permutations(seeds, vit.num_tokens, vit.num_extra_tokens)
-        permutations = []
-        for seed in seeds:
-            generator = torch.Generator().manual_seed(seed)
-            permutations.append(vit.sample_permutation(1, "cpu", generator))
-        return torch.cat(permutations).to(device)
 
     @torch.no_grad()
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
         """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample."""
         images = images_of(inputs)
-        permutation = self.validation_permutation(images)
+        # The same one in every validation, in whichever batch an image comes.
+        permutation = self.backbone.permutations(image_seeds(images))
         latents, _ = self.latents(images, permutation)
         losses, accuracies = self.head.evaluate(latents, self.target_tokens(inputs[1], permutation))
         data_samples = data_samples or [DataSample() for _ in images]
@@ -190,14 +172,6 @@ class MaPeT(BaseSelfSupervisor):
             sample.set_field(loss, "token_loss")
             sample.set_field(accuracy, "token_accuracy")
         return data_samples
-
-    def validation_permutation(self, images: Tensor) -> Int64[Tensor, "batch token"]:
-        """The permutation `(B, N)` that each image has in every validation, in whichever batch it comes."""
-        permutations = []
-        for seed in image_seeds(images).tolist():  # the only wait for the device, once per batch
-            generator = torch.Generator().manual_seed(seed)
-            permutations.append(self.backbone.sample_permutation(1, "cpu", generator))
-        return torch.cat(permutations).to(images.device)
 
     @torch.no_grad()
     def target_tokens(
@@ -226,6 +200,6 @@ def image_seeds(images: Shaped[Tensor, "batch channel height width"]) -> Int64[T
     The upper half of a sum of products modulo 2^64: integers, so the same in any order of summation.
     """
     bits = images.contiguous().flatten(1).view(INTEGERS[images.element_size()]).long()  # B 3HW
-    generator = torch.Generator().manual_seed(VALIDATION_SEED)
-    coefficients = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=generator).to(images.device)
+    indices = torch.arange(1, bits.shape[1] + 1, device=images.device)
+    coefficients = splitmix_of_tensor(torch.zeros_like(indices), indices)
     return ((bits * coefficients).sum(1) >> 32) & 0xFFFFFFFF

@@ -1,7 +1,7 @@
-"""Permutations of an image's patches by its seed alone, and the check of permutations from elsewhere."""
+"""Permutations of an image's patches, by its seed alone or by given ranks, and the check of foreign ones."""
 
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Int, Int64, Shaped
 from torch import Tensor
 
 from mapet_mm.utils.splitmix import splitmix_of_tensor
@@ -15,11 +15,19 @@ def seeded_permutations(
     Integer arithmetic alone: the same on every device, in whatever batch a seed comes. `num_tokens` includes
     the extra ones, which keep their order. `permutation[b, t]` is the token of rank `t`.
     """
-    # The patches in the order of their random numbers, after the extra tokens.
     patches = torch.arange(1, num_tokens - num_extra_tokens + 1, device=seeds.device)
-    numbers = splitmix_of_tensor(seeds[:, None], patches)  # B patches
-    order = numbers.argsort(dim=1, stable=True) + num_extra_tokens
-    extra = torch.arange(num_extra_tokens, device=seeds.device).expand(len(seeds), -1)
+    return ranked_permutations(splitmix_of_tensor(seeds[:, None], patches), num_extra_tokens)
+
+
+def ranked_permutations(
+    ranks: Shaped[Tensor, "batch patch"], num_extra_tokens: int = 1
+) -> Int64[Tensor, "batch token"]:
+    """The patches in ascending order of their ranks, any numbers, after the extra tokens.
+
+    Patches of equal rank stay in raster order.
+    """
+    order = ranks.argsort(dim=1, stable=True) + num_extra_tokens
+    extra = torch.arange(num_extra_tokens, device=ranks.device).expand(len(ranks), -1)
     return torch.cat([extra, order], dim=1)
 
 

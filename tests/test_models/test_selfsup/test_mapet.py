@@ -11,6 +11,7 @@ from mapet_mm.models.backbones.vit import MaPeTPretrainViT
 from mapet_mm.models.selfsup.mapet import image_seeds
 from mapet_mm.models.utils.permutation import seeded_permutations
 from mapet_mm.registry import MODELS
+from mapet_mm.utils.splitmix import DRAW_SEED
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 
@@ -95,7 +96,7 @@ def test_validation_repeats_itself_and_leaves_the_training_generator_alone():
     second = model(inputs, None, mode="predict")
     assert [s.token_loss for s in first] == [s.token_loss for s in second]
 
-    permutation = model.validation_permutation(inputs[0])
+    permutation = model.backbone.permutations(image_seeds(inputs[0]))
     logits = model.head(model.backbone(inputs[0], permutation)[0])
     tokens = model.target_tokens(inputs[1], permutation)
     for i, sample in enumerate(first):
@@ -144,12 +145,12 @@ def test_validation_does_not_depend_on_the_batch(batches):
 )
 def test_every_image_has_a_permutation_of_its_own(images):
     model = build()
-    permutations = model.validation_permutation(images)
+    seeds = image_seeds(images)
+    permutations = model.backbone.permutations(seeds)
     assert permutations[:, 0].eq(0).all()
     assert torch.equal(permutations.sort(1).values, torch.arange(26).expand(64, -1))
     assert len({tuple(order) for order in permutations.tolist()}) == 64
-    assert torch.equal(model.validation_permutation(images[10:11].clone()), permutations[10:11])
-    seeds = image_seeds(images)
+    assert torch.equal(image_seeds(images[10:11].clone()), seeds[10:11])
     assert 0 <= seeds.min() < 2**30 < 3 * 2**30 < seeds.max() < 2**32  # over the whole range
 
 
@@ -205,15 +206,36 @@ def test_images_without_tokens_are_refused_where_tokens_are_needed(mode):
         model([images, torch.zeros(2, 5, 5, dtype=torch.int64)], mode=mode)
 
 
-def test_a_backbones_own_order_of_tokens_is_the_one_of_training():
-    class RasterOrder(MaPeTPretrainViT):
-        def sample_permutation(self, batch_size, device, generator=None):
-            return torch.arange(self.num_tokens, device=device).expand(batch_size, -1)
+class Backwards(MaPeTPretrainViT):
+    """Patches in a random order, turned round."""
 
+    def sample_permutation(self, batch_size, device, generator=None):
+        drawn = super().sample_permutation(batch_size, device, generator)
+        return torch.cat([drawn[:, :1], drawn[:, 1:].flip(1)], dim=1)
+
+
+def test_a_backbones_own_order_of_tokens_is_the_one_of_training_and_validation(monkeypatch):
+    """By each image's seed."""
     arch = dict(embed_dims=12, num_layers=1, num_heads=2, feedforward_channels=12)
     head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=12, vocab_size=8)
-    vit = dict(type=RasterOrder, arch=arch, img_size=16, patch_size=4, cutting_point=6)
-    orders = MaPeT(vit, head, None).training_permutation([3, 5], "cpu")
-    assert torch.equal(orders, torch.arange(17).expand(2, -1))
-    drawn = MaPeT(dict(vit, type=MaPeTPretrainViT), head, None).training_permutation([3, 5], "cpu")
-    assert torch.equal(drawn, seeded_permutations(torch.tensor([3, 5]), 17))
+    vit = dict(type=Backwards, arch=arch, img_size=16, patch_size=4, cutting_point=6)
+    model = MaPeT(vit, head, dict(type="mapet_mm.PrecomputedTokens", vocab_size=8))
+    plain = MaPeTPretrainViT(arch, 16, 4, 6)
+    inputs = [torch.randn(2, 3, 16, 16), torch.randint(8, (2, 4, 4))]
+    given = []
+    monkeypatch.setattr(model, "latents", lambda *args: given.append(args[1]) or plain(*args))
+
+    samples = [DataSample(metainfo={DRAW_SEED: seed}) for seed in (3, 5)]
+    model.loss(inputs, samples)
+    model.predict(inputs)
+    for permutation, seeds in zip(given, (torch.tensor([3, 5]), image_seeds(inputs[0])), strict=True):
+        for order, seed in zip(permutation, seeds.tolist(), strict=True):
+            drawn = plain.sample_permutation(1, "cpu", torch.Generator().manual_seed(seed))[0]
+            assert torch.equal(order, torch.cat([drawn[:1], drawn[1:].flip(0)]))
+    assert torch.equal(plain.permutations(seeds), seeded_permutations(seeds, 17))
+
+
+def test_ranks_order_the_patches_instead_of_seeds():
+    vit = MaPeTPretrainViT(dict(embed_dims=12, num_layers=1, num_heads=2, feedforward_channels=12), 8, 4, 2)
+    ranks = torch.tensor([[0.5, -1.0, 0.5, 0.0], [4.0, 3.0, 2.0, 1.0]])
+    assert vit.permutations(ranks=ranks).tolist() == [[0, 2, 4, 1, 3], [0, 4, 3, 2, 1]]

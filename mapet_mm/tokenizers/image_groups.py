@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from mapet_mm.models.utils.data_preprocessor import check_pixel_range
+from mapet_mm.models.data_preprocessors.data_preprocessor import check_pixel_range
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.utils.dist import process_number
 from mapet_mm.utils.errors import UserError

@@ -33,7 +33,7 @@ from trainings import Noted, StopAfter, build, final, same
 import mapet_mm
 from mapet_mm.datasets import StoredImages, whole_batch
 from mapet_mm.datasets.samplers import SeededDataset, SeededIndex
-from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
+from mapet_mm.models.data_preprocessors.data_preprocessor import TokenGridDataPreprocessor
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store, open_parts
 from mapet_mm.structures.squares import Squares
 from mapet_mm.structures.store_files import PART_ROWS

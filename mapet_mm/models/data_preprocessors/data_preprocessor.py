@@ -12,7 +12,7 @@ from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
-from mapet_mm.models.utils.color_jitter import BatchColorJitter
+from mapet_mm.models.data_preprocessors.color_jitter import BatchColorJitter
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.splitmix import DRAW_SEED

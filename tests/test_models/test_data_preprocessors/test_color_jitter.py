@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.transforms import functional
 
-from mapet_mm.models.utils.color_jitter import BatchColorJitter
+from mapet_mm.models.data_preprocessors.color_jitter import BatchColorJitter
 
 OPERATORS = (functional.adjust_brightness, functional.adjust_contrast, functional.adjust_saturation)
 

@@ -9,8 +9,8 @@ from mmpretrain.models import TwoNormDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mapet_mm.models.utils.color_jitter import BatchColorJitter
-from mapet_mm.models.utils.data_preprocessor import (
+from mapet_mm.models.data_preprocessors.color_jitter import BatchColorJitter
+from mapet_mm.models.data_preprocessors.data_preprocessor import (
     PixelRangeError,
     TokenGridDataPreprocessor,
     check_pixel_range,

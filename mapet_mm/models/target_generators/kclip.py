@@ -65,8 +65,8 @@ class KCLIP(GridKMeans):
         precision: what the tower computes in (see `GridKMeans`); the authors' is 'float16'.
 
     Raises:
-        TokenizerError: the tower's weights cannot be found or do not fit, or the stride or the precision is
-            not supported.
+        TokenizerError: the tower's weights cannot be found or do not fit, or the stride, the precision or
+            the image's size is not supported.
         CodebookError: the codebook cannot be read or was fitted on another encoder.
 
     Examples:
@@ -87,7 +87,7 @@ class KCLIP(GridKMeans):
     ) -> None:
         image_size = image_size or tower_config(clip_model)["image_size"]
         if image_size % stride:
-            raise ValueError(f"KCLIP's image_size must be a multiple of {stride} px, got {image_size}")
+            raise TokenizerError(f"KCLIP's image_size must be a multiple of {stride} px, got {image_size}")
         self.stride = stride
         self._tower = (clip_model, pretrained)
         tower = build_tower(clip_model, pretrained, stride)

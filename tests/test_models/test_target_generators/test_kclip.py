@@ -193,7 +193,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "noun"), REFUSED)
 def test_options_that_are_refused(options, noun):
-    with pytest.raises(ValueError, match=noun):
+    with pytest.raises(TokenizerError, match=noun):
         KCLIP(**{**dict(clip_model=SMALL, pretrained=RANDOM), **options})
 
 

@@ -95,8 +95,9 @@ class TwoStreamViT(nn.Module):
         Of the result, `(B, N)`, `permutation[b, t]` is the token of rank `t`; 0 is the class token. An
         override of this method decides the order in training and validation as well.
         """
-        seeds = torch.randint(2**63 - 1, (batch_size,), device=device, generator=generator)
-        return seeded_permutations(seeds, self.num_tokens, self.num_extra_tokens)
+        num_patches = self.num_tokens - self.num_extra_tokens
+        ranks = torch.rand(batch_size, num_patches, device=device, generator=generator)
+        return ranked_permutations(ranks, self.num_extra_tokens)
 
     def permutations(
         self,

@@ -121,6 +121,7 @@ def small_recipe(name: str, work_dir) -> Config:
     cfg.custom_hooks = []
     cfg.default_hooks.token_store_check = None
     cfg.train_cfg.max_epochs = 1
+    cfg.auto_scale_lr = None  # two images a step are meant
     if backbone.get("init_cfg"):
         backbone.init_cfg = None
     configure_training(cfg, amp=True, no_validate=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mapet_mm.datasets.pipelines import find_step, pipeline_steps
+from mapet_mm.datasets.pipelines import find_step, own_randomness, pipeline_steps
 from mapet_mm.datasets.tar_shards import LoadImageFromTar
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.registry import TRANSFORMS
@@ -63,7 +63,7 @@ def check_alignment(dataset: Dataset, grid: tuple[int, int]) -> None:
     view = _tokenizer_view(load.store) if load else None
     reason = "every test image comes out blank"
     num_read = 0
-    with _own_randomness(), TemporaryDirectory() as folder:
+    with own_randomness(), TemporaryDirectory() as folder:
         images = list(_test_images(dataset, grid, Path(folder)))
         for draw in range(DRAWS):
             files = images[draw % len(images)]
@@ -236,16 +236,3 @@ def _grey(image: Any) -> Float[np.ndarray, "height width"]:
         return values
     channel_axis = 0 if isinstance(image, Tensor) else 2
     return values.mean(axis=channel_axis)
-
-
-@contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Leave the random states as they were."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from mmengine.dataset import BaseDataset
 from torch.utils.data import Dataset
 
@@ -71,3 +74,16 @@ def label_of(info: Mapping[str, Any]) -> int | None:
     labels = np.atleast_1d(info.get("gt_label"))
     is_index = labels.size == 1 and labels.dtype.kind in "iu"
     return int(labels[0]) if is_index else None
+
+
+@contextmanager
+def own_randomness() -> Iterator[None]:
+    """Leave the random states as they were."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

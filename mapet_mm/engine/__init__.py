@@ -5,6 +5,7 @@ from mapet_mm.engine.hooks.compile_hook import CompileHook
 from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook
 from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook
+from mapet_mm.engine.hooks.label_files_check_hook import LabelFilesCheckHook
 from mapet_mm.engine.hooks.late_log_hook import LateLogHook
 from mapet_mm.engine.hooks.loader_wait_hook import LoaderWaitHook
 from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook

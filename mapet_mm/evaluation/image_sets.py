@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.datasets.building import build_dataset
 from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.evaluation.folders import ImageSetError, folder_loaders
-from mapet_mm.registry import DATASETS
 from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.identity import digest
@@ -53,7 +53,7 @@ class ImageSet:
         self.num_workers = config.get("num_workers", 0)
         self.answers = config.get("answers")
         self.per_class = config.get("per_class", False)
-        self.dataset: Dataset = DATASETS.build(config["dataset"])
+        self.dataset: Dataset = build_dataset(config["dataset"])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ImageSet) and self.digest == other.digest

@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from mapet_mm.datasets.label_files import IGNORED, Classes, arrived_labels
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.rows import bootstrap
 
 if TYPE_CHECKING:
     from mmseg.structures import SegDataSample
-
-IGNORED = 255
 
 
 def label_cells(
@@ -111,8 +110,8 @@ class PixelLabels(Sequence):
         images: a dataset of MMSegmentation whose pipeline loads annotations.
 
     Raises:
-        ImageSetError: a label of a class that the dataset does not have, or labels of another part of the
-            image than the model sees.
+        LabelFileError: a label of a class that the dataset does not have.
+        ImageSetError: labels of another part of the image than the model sees.
     """
 
     def __init__(self, images: ImageSet) -> None:
@@ -144,26 +143,22 @@ class _LabelReader:
         return len(self.images)
 
     def __getitem__(self, index: int) -> UInt8[Tensor, "height width"]:
-        sample = self.images.dataset[index]["data_samples"]
-        labels = sample.gt_sem_seg.data[0]
-        path = self.images.path(index)
-        check_classes(labels, len(self.images.class_names), path)
-        check_whole(labels, sample, path)
-        return labels.byte()
+        sample = self.images.dataset[index]
+        image_path = self.images.path(index)
+        path = sample["data_samples"].get("seg_map_path", image_path)
+        labels = arrived_labels(sample, path)
+        classes_of(self.images).found_in(labels, path)
+        check_whole(labels, sample["data_samples"], image_path)
+        return torch.from_numpy(labels).byte()
 
 
-def check_classes(labels: Int[Tensor, "height width"], num_classes: int, path: str) -> None:
-    """Raise ImageSetError for labels of a class that the dataset does not have."""
-    num_classes = min(num_classes, IGNORED)
-    unknown = (labels < 0) | (labels >= num_classes) & (labels != IGNORED)
-    if unknown.any():
-        raise ImageSetError(
-            f"labels of `{path}` go from {int(labels.min())} to {int(labels.max())}: classes are 0 to "
-            f"{num_classes - 1}, and 255 is ignored; if 0 means unlabelled, set `reduce_zero_label=True`"
-        )
+def classes_of(images: ImageSet) -> Classes:
+    """The labels that an image set's names of classes have a place for."""
+    is_reduced = getattr(images.dataset, "reduce_zero_label", False)
+    return Classes(min(len(images.class_names), IGNORED), reduce_zero_label=is_reduced)
 
 
-def check_whole(labels: Int[Tensor, "height width"], sample: SegDataSample, path: str) -> None:
+def check_whole(labels: Int[np.ndarray, "height width"], sample: SegDataSample, path: str) -> None:
     """Raise ImageSetError for labels of another part of the image than the model sees."""
     if tuple(labels.shape) == tuple(sample.img_shape):
         return

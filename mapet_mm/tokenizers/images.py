@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.datasets.building import build_dataset
 from mapet_mm.datasets.pipelines import label_of, path_of
-from mapet_mm.registry import DATASETS
 from mapet_mm.structures.image_names import relative_name
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, listed, reason_of
@@ -86,7 +86,7 @@ class NamedImages(Dataset):
         self, configs: Mapping[str, Any] | Sequence[Mapping[str, Any]], data_root: str | None
     ) -> None:
         configs = [configs] if isinstance(configs, Mapping) else configs
-        self._datasets = [DATASETS.build(config) for config in configs]
+        self._datasets = [build_dataset(config) for config in configs]
         self._ends = list(accumulate(len(dataset) for dataset in self._datasets))
         roots = {str(getattr(dataset, "data_root", "") or "") for dataset in self._datasets}
         self.data_root = data_root or (roots.pop() if len(roots) == 1 else "")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.pixel_labels import (
     Areas,
     PixelLabels,
@@ -13,6 +13,7 @@ from mapet_mm.evaluation.pixel_labels import (
     majority,
     pixel_labels,
 )
+from mapet_mm.utils.errors import UserError
 
 SIZES = ((24, 36), (30, 20))
 LOAD, LABELS = dict(type="LoadImageFromFile"), dict(type="mmseg.LoadAnnotations")
@@ -86,5 +87,5 @@ REFUSED = [
 
 @pytest.mark.parametrize(("pipeline", "options", "noun"), REFUSED)
 def test_wrong_labels_are_refused(images, pipeline, options, noun):
-    with pytest.raises(ImageSetError, match=noun):
+    with pytest.raises(UserError, match=noun):
         PixelLabels(images(*pipeline, **options))

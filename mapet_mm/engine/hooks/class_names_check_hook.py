@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -56,8 +56,14 @@ class ClassNamesCheckHook(Hook):
 
 def predicts_classes(model: nn.Module) -> bool:
     """True if a part of the model has a number of classes."""
-    parts = (part for name, part in model.named_children() if name not in NO_CLASSIFIERS)
-    return any(getattr(module, "num_classes", None) for part in parts for module in part.modules())
+    return any(True for _ in classifying_modules(model))
+
+
+def classifying_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that have a number of classes, in a model's parts that predict classes."""
+    for name, part in model.named_children():
+        if name not in NO_CLASSIFIERS:
+            yield from (module for module in part.modules() if getattr(module, "num_classes", None))
 
 
 def class_names(dataset: Dataset) -> Sequence[str]:

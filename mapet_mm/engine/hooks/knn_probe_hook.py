@@ -17,6 +17,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from mapet_mm.datasets.building import build_dataset
 from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, class_names
@@ -24,7 +25,7 @@ from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
-from mapet_mm.registry import DATASETS, HOOKS
+from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 
 
@@ -104,7 +105,7 @@ class KNNProbeHook(Hook):
         for config in self.loaders:
             dataset = config["dataset"]
             if isinstance(dataset, Mapping):
-                dataset = DATASETS.build(dataset)
+                dataset = build_dataset(dataset)
             dataset = self.some_images(dataset)
             replace_skipped_as_in(runner.train_dataloader.dataset, dataset)
             datasets.append(dataset)

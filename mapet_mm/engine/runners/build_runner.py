@@ -12,7 +12,10 @@ from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
 from mmengine.runner import Runner
 from torch import nn
+from torch.utils.data import DataLoader
 
+from mapet_mm.datasets.building import building
+from mapet_mm.datasets.label_files import read_grey_labels
 from mapet_mm.engine.hooks.total_batch_hook import scaling_with_accumulation
 from mapet_mm.models.utils.attention import switch_cudnn_attention
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
@@ -35,6 +38,16 @@ class QuietRunner(Runner):
             self.logger.warning("SyncBN needs GPUs: on CPUs each process takes statistics of its own images")
             model = revert_sync_batchnorm(model)
         return super().wrap_model(model_wrapper_cfg, model)
+
+    @staticmethod
+    def build_dataloader(dataloader: DataLoader | dict, *args: Any, **kwargs: Any) -> DataLoader:
+        """Build a loader, whose dataset reads label files of three equal channels, too."""
+        if isinstance(dataloader, DataLoader):
+            return dataloader
+        with building(dataloader["dataset"]):
+            loader = Runner.build_dataloader(dataloader, *args, **kwargs)
+        read_grey_labels(loader.dataset)
+        return loader
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """Build the logger, and say where the file is."""

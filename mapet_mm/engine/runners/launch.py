@@ -29,7 +29,10 @@ from mapet_mm.utils.errors import LaunchError
 from mapet_mm.utils.gpus import require_usable_gpu
 from mapet_mm.utils.precision import choose_dtype
 
-CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
+LABEL_CHECKS = dict(
+    class_names_check=dict(type="mapet_mm.ClassNamesCheckHook"),
+    label_files_check=dict(type="mapet_mm.LabelFilesCheckHook"),
+)
 TOKEN_STORE_CHECK = dict(type="mapet_mm.TokenStoreCheckHook")
 PORTABLE_CHECKPOINT = dict(type="mapet_mm.PortableCheckpointHook")
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
@@ -140,7 +143,7 @@ def configure_training(
             hook.update(options)
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
     digests = config_digests(cfg)
-    checks = dict(class_names_check=CLASS_NAMES)
+    checks = dict(LABEL_CHECKS)
     if needs_token_check(cfg):
         checks["token_store_check"] = TOKEN_STORE_CHECK
     own = dict(portable_checkpoint=dict(PORTABLE_CHECKPOINT, recipe=digests))
@@ -216,7 +219,7 @@ def configure_test(
     cfg.load_from = require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
     cfg.resume = False
     _let_mmengine_load(trust_checkpoint)
-    own = dict(portable_checkpoint=PORTABLE_CHECKPOINT, class_names_check=CLASS_NAMES)
+    own = dict(LABEL_CHECKS, portable_checkpoint=PORTABLE_CHECKPOINT)
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
     _require(cfg, "test_dataloader", "test_evaluator")
     if amp:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mapet_mm.datasets.label_files import check_label_files
 from mapet_mm.evaluation.image_sets import ImageSet, check_class_names
-from mapet_mm.evaluation.pixel_labels import Areas, pixel_labels
+from mapet_mm.evaluation.pixel_labels import Areas, classes_of, pixel_labels
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row, at_edge
 from mapet_mm.evaluation.protocols.regression import STRENGTHS
 from mapet_mm.evaluation.protocols.segmentation_task import SegmentationTask, best_setting
@@ -31,8 +32,11 @@ class Segmentation(Protocol):
     grid: ClassVar[str]  # the option with the numbers that settings end with
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
-        """Raise ImageSetError if both sets name their classes in different orders."""
+        """Raise UserError if label files are no class indices, or the sets number them differently."""
         check_class_names(images["dense_train"], images["dense_val"])
+        for name in self.needs:
+            if images[name].class_names:
+                check_label_files(images[name].dataset, classes_of(images[name]))
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
         """Areas by setting on the held-out training images and on the test images."""

@@ -1,0 +1,64 @@
+"""Datasets of configs, and one line for what they lack, where the libraries have an assertion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from mapet_mm.registry import DATASETS
+from mapet_mm.utils.config import type_name
+from mapet_mm.utils.errors import UserError, reason_of
+
+
+class DatasetError(UserError, ValueError):
+    """A dataset has not the files that its config names."""
+
+
+def build_dataset(config: Mapping[str, Any]) -> Dataset:
+    """Build the dataset of a config, `dict(type=..., ...)`.
+
+    Raises:
+        DatasetError: there are no images, no list of them, or other class folders than the dataset's.
+    """
+    with building(config):
+        return DATASETS.build(config)
+
+
+@contextmanager
+def building(config: Mapping[str, Any]) -> Iterator[None]:
+    """Within this context, a dataset of this config is built: a DatasetError stands for its library's."""
+    try:
+        yield
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        while isinstance(config.get("dataset"), Mapping):  # inside a wrapper, as RepeatDataset
+            config = config["dataset"]
+        raise DatasetError(f"{type_name(config['type'])}: {_what_is_missing(config, error)}") from error
+
+
+def _what_is_missing(config: Mapping[str, Any], error: Exception) -> str:
+    """What a dataset lacks, and what to do, by the error of its library."""
+    text = str(error)
+    if "need at least one array" in text:
+        prefix = config.get("data_prefix") or {}
+        folder = Path(config.get("data_root") or "", prefix.get("img_path") or "")
+        suffix = config.get("img_suffix") or "by default the dataset's own, often .jpg"
+        return f"`{folder}` has no image whose name ends with `img_suffix` ({suffix}): set it to theirs"
+    if "Failed to load `ann_file`" in text:
+        path = text.rpartition(" ")[2]
+        return (
+            f"its list of images `{path}` is missing: add it, a name a line without ending, or take "
+            "`type='BaseSegDataset'` without `ann_file`, which takes all images of a folder"
+        )
+    if "number of subfolders" in text:
+        return (
+            f"{text.partition('. ')[0]}: for a part of the classes give their folders' names as "
+            "`classes`, a list or a file with a name a line (ls FOLDER > FILE), to the training and the "
+            "validation set, and their number as `num_classes`"
+        )
+    return reason_of(error)

@@ -4,7 +4,7 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-from mapet_mm.dependencies import check_openmmlab
+from mapet_mm.dependencies import check_openmmlab, forget_missing_backend
 
 __version__ = "0.1.0"
 
@@ -17,6 +17,7 @@ LAZY = {
 }
 
 check_openmmlab()
+forget_missing_backend()
 # MMCV without compiled operators says so at each start; nothing here needs this one.
 warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformableAttention``")
 

@@ -5,6 +5,7 @@ package's requirements name none of them, and this check runs when `mapet_mm` is
 metadata and imports nothing.
 """
 
+import os
 import platform
 from collections.abc import Mapping
 from functools import cache
@@ -73,6 +74,16 @@ def check_openmmlab() -> None:
             f"files: pip uninstall -y {' '.join(name for names in doubles for name in names)} && "
             f"pip install {' '.join(names[0] for names in doubles)}"
         )
+
+
+def forget_missing_backend() -> None:
+    """Forget a notebook's Matplotlib backend where this environment lacks its module: nothing could be drawn.
+
+    A notebook sets MPLBACKEND, which a command that it starts inherits, also one of another environment.
+    """
+    module = os.environ.get("MPLBACKEND", "").partition("module://")[2]
+    if module and find_spec(module.partition(".")[0]) is None:
+        del os.environ["MPLBACKEND"]
 
 
 def _is_installed(distribution: str) -> bool:

@@ -27,6 +27,8 @@ def main(arguments: list[str] | None = None) -> None:
     if words[:1] == ["--processes"]:
         processes = "".join(words[1:2])
         words = words[2:]
+        if not processes.isdecimal() or int(processes) < 1:
+            sys.exit(f"error: --processes {processes}: how many, 1 or more?")
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
         print(usage())

@@ -101,6 +101,12 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.batch_size < 1 or (args.epochs is not None and args.epochs < 1):
         parser.error("--epochs and --batch-size must be 1 or more")
+    if args.workers < 0:
+        parser.error("--workers must be 0 or more")
+    if args.processes is not None and args.processes < 1:
+        parser.error("--processes must be 1 or more")
+    if not 0 <= args.seed < 2**32:
+        parser.error("--seed must be from 0 to 4294967295")
     if args.max_skipped is not None and not 0 <= args.max_skipped <= 1:
         parser.error("--max-skipped must be between 0 and 1")
     if args.lr is not None and args.lr <= 0:

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from mapet_mm.registry import DATASETS
 from mapet_mm.utils.config import type_name
-from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.utils.errors import UserError
 
 
 class DatasetError(UserError, ValueError):
@@ -29,21 +29,23 @@ def build_dataset(config: Mapping[str, Any]) -> Dataset:
 
 
 @contextmanager
-def building(config: Mapping[str, Any]) -> Iterator[None]:
+def building(config: Mapping[str, Any] | Dataset) -> Iterator[None]:
     """Within this context, a dataset of this config is built: a DatasetError stands for its library's."""
     try:
         yield
     except (AssertionError, RuntimeError, ValueError) as error:
-        if isinstance(error, UserError):
+        if not isinstance(config, Mapping):  # it was built before
             raise
         while isinstance(config.get("dataset"), Mapping):  # inside a wrapper, as RepeatDataset
             config = config["dataset"]
-        raise DatasetError(f"{type_name(config['type'])}: {_what_is_missing(config, error)}") from error
+        missing = _what_is_missing(config, str(error))
+        if missing is None:
+            raise
+        raise DatasetError(f"{type_name(config['type'])}: {missing}") from error
 
 
-def _what_is_missing(config: Mapping[str, Any], error: Exception) -> str:
-    """What a dataset lacks, and what to do, by the error of its library."""
-    text = str(error)
+def _what_is_missing(config: Mapping[str, Any], text: str) -> str | None:
+    """What a dataset lacks, and what to do, by the text of its library's error; None for other errors."""
     if "need at least one array" in text:
         prefix = config.get("data_prefix") or {}
         folder = Path(config.get("data_root") or "", prefix.get("img_path") or "")
@@ -61,4 +63,4 @@ def _what_is_missing(config: Mapping[str, Any], error: Exception) -> str:
             "`classes`, a list or a file with a name a line (ls FOLDER > FILE), to the training and the "
             "validation set, and their number as `num_classes`"
         )
-    return reason_of(error)
+    return text if text.startswith(("Found 0 files", "Cannot find")) else None

@@ -184,8 +184,7 @@ class LabelReader:
         if file is not None and type(self.label_step).__module__.startswith("mmseg."):
             require_eight_bits(file, path)
         if self.has_own_steps:
-            with own_randomness():
-                return arrived_labels(self.dataset[index], path)
+            return self._arrived(index, path)
         if file is not None:
             require_indices(file, labels, path)
         return one_channel(labels, path)
@@ -201,6 +200,16 @@ class LabelReader:
             ) from None
         except Exception as error:
             raise LabelFileError(f"label file `{path}` cannot be read: {reason_of(error)}") from error
+
+    def _arrived(self, index: int, path: str) -> Shaped[np.ndarray, "height width"]:
+        try:
+            with own_randomness():
+                sample = self.dataset[index]
+        except Exception as error:
+            raise LabelFileError(
+                f"the pipeline cannot read `{path}` and its image: {reason_of(error)}"
+            ) from error
+        return arrived_labels(sample, path)
 
     def _open(self, path: str) -> Image.Image | None:
         """A label file as Pillow reads it; None if only another reader knows its format."""

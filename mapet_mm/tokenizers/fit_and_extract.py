@@ -26,11 +26,13 @@ from mapet_mm.tokenizers.image_groups import GroupLoader
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_skipped
 from mapet_mm.tokenizers.kmeans import KMeansOptions, cluster, require_rows
 from mapet_mm.tokenizers.sampling import FeatureBlocks, draw_images, sample_features
-from mapet_mm.utils.config import scope_of, type_name
+from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import explain
 from mapet_mm.utils.precision import HALF
+
+TAKES_TOKENIZER = "give the config of a tokenizer, as configs/micro/kclip.py"
 
 
 def run_fit_codebook(
@@ -57,6 +59,7 @@ def run_fit_codebook(
         CodebookError: there is no codebook to fit, one of other settings exists, or there are too few rows.
         UnreadableImagesError: some images cannot be decoded; the features of the others are kept.
     """
+    require_entries(cfg, "tokenizer", "data_preprocessor", "dataset", remedy=TAKES_TOKENIZER)
     if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
         raise CodebookError(
             f"tokenizer {type_name(cfg.tokenizer.type)} of `{cfg.filename}` brings its own codebook, there "
@@ -190,6 +193,7 @@ def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, str]:
 
 def build_images(cfg: Config, dataset: Any = None) -> NamedImages:
     """The images of a tokenizer config, or of another dataset in its place."""
+    require_entries(cfg, "dataset", remedy=TAKES_TOKENIZER)
     init_default_scope(scope_of(cfg))
     return NamedImages(dataset or cfg.dataset, cfg.get("data_root"))
 
@@ -200,6 +204,7 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
     Raises:
         CodebookError: its codebook was fitted on images normalised in another way.
     """
+    require_entries(cfg, "tokenizer", "data_preprocessor", remedy=TAKES_TOKENIZER)
     init_default_scope(scope_of(cfg))
     device = torch.device(get_device())
     tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)

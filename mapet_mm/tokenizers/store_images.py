@@ -23,7 +23,7 @@ from mapet_mm.structures.store_files import WRITTEN, Part
 from mapet_mm.tokenizers.fit_and_extract import as_json
 from mapet_mm.tokenizers.images import ImageReader, UndecodableError
 from mapet_mm.utils.atomic_files import remove_stale
-from mapet_mm.utils.config import scope_of, type_name
+from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.disk import require_room
 from mapet_mm.utils.dist import process_number
 from mapet_mm.utils.errors import UserError, listed
@@ -56,6 +56,9 @@ class SquareLoader:
         Raises:
             UserError: the training set has no LoadTokenGrid, or no step before its jitter.
         """
+        require_entries(
+            cfg, "train_dataloader", remedy="give the config of a pre-training, not of a tokenizer"
+        )
         dataset = cfg.train_dataloader.dataset
         while "dataset" in dataset:  # inside a wrapper, as RepeatDataset
             dataset = dataset.dataset

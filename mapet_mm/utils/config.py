@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
 from mapet_mm.utils.commands import PACKAGE
+from mapet_mm.utils.errors import LaunchError
 
 VARIABLE = "MAPET_MM_DATA"
+# Lowest and highest value of entries with these names, wherever they are in a config; NumPy's for seeds.
+NUMBERS = {"num_workers": (0, math.inf), "batch_size": (1, math.inf), "seed": (0, 2**32 - 1)}
 LIBRARIES = ("mmpretrain", "mmseg", "mmdet", "mmrotate", "mmpose")
 
 
@@ -53,6 +58,7 @@ def read_config(
 
     Raises:
         FileNotFoundError: there is no such file or dataset.
+        LaunchError: a seed, a batch size or a number of workers cannot be one.
     """
     with data_set(data):
         logging.disable(logging.INFO)  # MMEngine logs each use of the variable
@@ -61,9 +67,31 @@ def read_config(
         finally:
             logging.disable(logging.NOTSET)
     cfg.merge_from_dict(dict(options or {}))
+    check_numbers(cfg)
     if "default_scope" in cfg and cfg.default_scope is None:  # as configs in MMEngine's Python style say
         cfg.default_scope = scope_of(cfg)
     return cfg
+
+
+def check_numbers(cfg: Config) -> None:
+    """Raise LaunchError for a seed, a batch size or a number of workers that cannot be one, with its key."""
+    for key, value in nodes(cfg.to_dict()):
+        low, high = NUMBERS.get(key.rpartition(".")[2], (None, None))
+        if low is None or value is None:
+            continue
+        if not isinstance(value, Integral) or not low <= value <= high:
+            limit = f" to {high}" if high < math.inf else " on"
+            raise LaunchError(
+                f"config {cfg.filename}: `{key}` is {value!r}: give a whole number from {low}{limit}"
+            )
+
+
+def require_entries(cfg: Config, *keys: str, remedy: str = "") -> None:
+    """Raise LaunchError if a config lacks one of these entries; `remedy` says which config to take."""
+    for key in keys:
+        if not cfg.get(key):
+            more = f": {remedy}" if remedy else ""
+            raise LaunchError(f"config {cfg.filename} has no `{key}`, which this needs{more}")
 
 
 def scope_of(cfg: Config) -> str:

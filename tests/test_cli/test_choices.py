@@ -445,3 +445,12 @@ def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):
     with pytest.raises(SystemExit):
         options(photographs, option)
     assert f"{option.partition('=')[0]} " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--workers", "-1"), ("--processes", "0"), ("--seed", "-1"), ("--seed", str(2**32))]
+)
+def test_numbers_that_cannot_be_are_refused_before_anything_is_written(capsys, option, value):
+    with pytest.raises(SystemExit):
+        parse_args(["photos", "--out", "run", option, value])
+    assert f"error: {option} must be" in capsys.readouterr().err

@@ -106,3 +106,9 @@ def test_recipes_are_found_without_a_clone(monkeypatch, tmp_path):
     assert load_config(recipe).model == dict(mine=True)
     with pytest.raises(FileNotFoundError, match=r"mapet/none\.py"):
         load_config("configs/mapet/none.py")
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", ""])
+def test_a_number_of_processes_that_cannot_be_is_refused_in_one_line(count):
+    with pytest.raises(SystemExit, match=f"error: --processes {count}: how many"):
+        main(["--processes", count, "train", "config.py"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mapet_mm.dependencies import EXTRAS, LIBRARIES
+from mapet_mm.dependencies import EXTRAS, LIBRARIES, forget_missing_backend
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,3 +77,16 @@ def test_two_copies_of_libraries_give_the_command_that_repairs_them(tmp_path):
 def test_the_extra_that_an_error_names_brings_the_missing_module(module, requirement):
     text = (ROOT / "pyproject.toml").read_text()
     assert re.search(rf'^{EXTRAS[module]} = \[.*"{requirement}>=[\d.]+"\]$', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("backend", "left"),
+    [("module://no_such_notebook.backend_inline", None), ("module://json.backend", "same"), ("agg", "same")],
+)
+def test_the_backend_of_a_notebook_in_another_environment_is_forgotten(monkeypatch, backend, left):
+    """Matplotlib could not be imported with it."""
+    monkeypatch.setenv("MPLBACKEND", backend)
+    forget_missing_backend()
+    assert os.environ.get("MPLBACKEND") == (left and backend)
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    forget_missing_backend()

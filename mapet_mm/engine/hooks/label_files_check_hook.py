@@ -45,8 +45,9 @@ class LabelFilesCheckHook(Hook):
 
 def classes_of(model: nn.Module, dataset: Dataset) -> Classes:
     """The labels that both a model's heads and the names of a dataset's classes have a place for."""
-    counts = [module.num_classes for module in classifying_modules(model)]
-    ignored = [getattr(module, "ignore_index", None) for module in classifying_modules(model)]
+    heads = list(classifying_modules(model))
+    counts = [head.num_classes for head in heads if isinstance(head.num_classes, int)]
+    ignored = [getattr(head, "ignore_index", None) for head in heads]
     if class_names(dataset):
         counts.append(len(class_names(dataset)))
     # One class is a foreground, 1, beside a background.

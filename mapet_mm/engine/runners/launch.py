@@ -23,7 +23,7 @@ from mapet_mm.engine.runners.schedule import check_checkpoints, check_schedule
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
-from mapet_mm.utils.config import class_of, nodes, type_name
+from mapet_mm.utils.config import class_of, nodes, require_entries, type_name
 from mapet_mm.utils.dist import is_first_process, local_rank, print_to_user
 from mapet_mm.utils.errors import LaunchError
 from mapet_mm.utils.gpus import require_usable_gpu
@@ -126,7 +126,7 @@ def configure_training(
         UserError: there is a GPU that this PyTorch cannot use.
     """
     require_usable_gpu(local_rank())
-    _require(cfg, "model", "train_dataloader", "train_cfg", "optim_wrapper")
+    require_entries(cfg, "model", "train_dataloader", "train_cfg", "optim_wrapper")
     if no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if amp:
@@ -221,13 +221,13 @@ def configure_test(
     _let_mmengine_load(trust_checkpoint)
     own = dict(LABEL_CHECKS, portable_checkpoint=PORTABLE_CHECKPOINT)
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
-    _require(cfg, "test_dataloader", "test_evaluator")
+    require_entries(cfg, "test_dataloader", "test_evaluator")
     if amp:
         cfg.test_cfg.fp16 = True  # MMEngine's name for autocast, on GPUs in float16 unless told otherwise
         if torch.cuda.is_available():
             torch.set_autocast_dtype("cuda", choose_dtype("cuda"))
     if tta:
-        _require(cfg, "tta_model", "tta_pipeline")
+        require_entries(cfg, "tta_model", "tta_pipeline")
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
 
@@ -235,12 +235,6 @@ def configure_test(
 def _let_mmengine_load(objects: bool) -> None:
     if objects:  # MMEngine 0.10.7 leaves it to PyTorch's default
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
-
-
-def _require(cfg: Config, *keys: str) -> None:
-    for key in keys:
-        if not cfg.get(key):
-            raise LaunchError(f"config {cfg.filename} has no `{key}`, which this needs")
 
 
 def training_report(cfg: Config, config_path: str) -> str:

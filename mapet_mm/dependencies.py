@@ -2,20 +2,27 @@
 
 Each comes in two distributions that overwrite each other's files. No requirement can say "either", so the
 package's requirements name none of them, and this check runs when `mapet_mm` is imported. It only reads
-metadata and imports nothing.
+metadata, and imports a library only where its metadata say that it may fail.
 """
 
 import os
 import platform
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 
 INSTALL = 'pip install "mapet_mm[onedl]" (in a clone of the repository: pip install -e ".[onedl]")'
 
 # The extra of this package that brings a module which only some tools need.
-EXTRAS = {"faiss": "faiss-cpu", "sklearn": "evaluation", "scipy": "evaluation", "matplotlib": "report"}
+EXTRAS = {
+    "faiss": "faiss-cpu",
+    "sklearn": "evaluation",
+    "scipy": "evaluation",
+    "matplotlib": "report",
+    "transformers": "hf",
+}
 
 # The distributions of each library by its import name, the maintained one first; the last is not required.
 LIBRARIES = {
@@ -74,6 +81,25 @@ def check_openmmlab() -> None:
             f"files: pip uninstall -y {' '.join(name for names in doubles for name in names)} && "
             f"pip install {' '.join(names[0] for names in doubles)}"
         )
+    _check_multimodal()
+
+
+def _check_multimodal() -> None:
+    """Raise a one-line ImportError if MMPretrain's multimodal models keep it from being imported.
+
+    It imports them where pycocotools is installed, and some versions of them fail on transformers 5.
+    """
+    if not _is_installed("pycocotools") or not _is_installed("transformers"):
+        return
+    if int(version("transformers").partition(".")[0]) < 5:
+        return
+    try:
+        import_module("mmpretrain.models")
+    except Exception as error:
+        raise ImportError(
+            f"MMPretrain imports its multimodal models, because pycocotools is installed, and they fail on "
+            f'transformers {version("transformers")} ({error}): pip install "transformers<5"'
+        ) from error
 
 
 def forget_missing_backend() -> None:

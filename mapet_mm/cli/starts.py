@@ -5,11 +5,9 @@ The weights are fetched and converted once, into RUN/init.pth, so that RUN needs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 from mmengine.logging import MMLogger
@@ -17,6 +15,7 @@ from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 
 from mapet_mm.cli.start_models import of_hugging_face, of_timm
+from mapet_mm.evaluation.libraries import one_line
 from mapet_mm.evaluation.named import RUN_CONFIG, newest_checkpoint
 from mapet_mm.interop.convert import FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import Preparation
@@ -24,9 +23,9 @@ from mapet_mm.interop.hf_timm import EPS, MODEL_TYPES
 from mapet_mm.interop.like_start import EXPORTS, TIMM_NETWORK, images_of
 from mapet_mm.interop.names import MASK_TOKEN
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest, digest_of_file
-from mapet_mm.weight_files import only_safe_globals, read_checkpoint, read_weights, write_weights
+from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
 
 INIT = "init.pth"
 ARCHS = ("tiny", "small", "base")
@@ -82,31 +81,16 @@ def take_start(source: str, out: Path, arch: str | None) -> Start:
     if arch:
         raise UserError(f"--init {source}: the model has its own size; leave out --arch {arch}")
     take = of_timm if library == "timm" else of_hugging_face
-    with _one_line(source):
+    with one_line(f"--init {source}", FETCHED, TAKEN):
         exports, weights = take(name)
         return _with_network(source, exports, weights, out)
-
-
-@contextmanager
-def _one_line(source: str) -> Iterator[None]:
-    """Turn the errors of the libraries that load models into one line."""
-    try:
-        # They load with PyTorch's list of what a file may hold, to which MMEngine adds `getattr`.
-        with only_safe_globals():
-            yield
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"--init {source}: {reason_of(error).rstrip('.')}; {FETCHED}") from error
-    except (RuntimeError, ValueError, KeyError, ImportError, UnpicklingError) as error:
-        raise UserError(f"--init {source}: {reason_of(error).rstrip('.')}; {TAKEN}") from error
 
 
 def _of_file(source: str, path: Path, out: Path, arch: str | None) -> Start:
     """A file of a plain ViT's weights; or one that this command wrote, of another ViT."""
     weights, meta = read_checkpoint(path)
     if EXPORTS in meta:
-        with _one_line(source):
+        with one_line(f"--init {source}", FETCHED, TAKEN):
             return _with_network(source, meta[EXPORTS], weights, out)
     found, words = take_weights(path, out / INIT, arch)
     return Start([words], arch=found)

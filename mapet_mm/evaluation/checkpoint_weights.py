@@ -143,7 +143,11 @@ def _as_built(network: nn.Module, weights: dict[str, Tensor], path: str) -> dict
     transformers.utils.logging.set_verbosity_error()  # a report of missing weights
     try:
         loaded, found = type(network).from_pretrained(
-            None, config=network.config, state_dict=dict(weights), output_loading_info=True
+            None,
+            config=network.config,
+            state_dict=dict(weights),
+            torch_dtype=torch.float32,  # the config's may be half precision
+            output_loading_info=True,
         )
     except RuntimeError as error:
         raise WeightsError(f"checkpoint {path}: {last_line(error)}") from error

@@ -2,13 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from mmengine.utils import to_2tuple, to_3tuple
 from torch import nn
 
+from mapet_mm.dependencies import EXTRAS
 from mapet_mm.evaluation.checkpoint_weights import fill_missing
 from mapet_mm.interop.description import INTERPOLATIONS, Preparation
+from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.weight_files import only_safe_globals
+
+# Image processors of Hugging Face whose settings say all that they do; and those of them that resize to more
+# than `size`, with the share of it that their crop has.
+PROCESSORS = (
+    *("ViT", "DeiT", "Beit", "Bit", "CLIP", "Siglip", "DINOv3ViT", "ChineseCLIP", "Blip", "Segformer", "Pvt"),
+    *("MobileNetV1", "MobileNetV2", "ConvNext", "PoolFormer", "Levit"),
+)
+ENLARGING = {"ConvNext": 224 / 256, "PoolFormer": 0.9, "Levit": 224 / 256}
+LOG_IN = "log in by `hf auth login` (`huggingface-cli login` in older versions), or set HF_TOKEN"
+
+
+class PreparationError(UserError):
+    """A model whose library prepares its images in a way that is not supported here."""
+
+
+@contextmanager
+def one_line(title: str, if_fetched: str, otherwise: str = "") -> Iterator[None]:
+    """Load a model by a library, whose errors become one line. Files run no code.
+
+    Args:
+        title: the model's name, for the line.
+        if_fetched: what to do if the weights could not be fetched.
+        otherwise: what to do about other errors than those with a remedy of their own.
+
+    Raises:
+        UserError: the line.
+    """
+    try:
+        # These libraries load with PyTorch's list of what a file may hold, to which MMEngine adds `getattr`.
+        with only_safe_globals():
+            yield
+    except PreparationError as error:
+        raise UserError(f"{title}: {error}, which is not supported") from error
+    except UserError:
+        raise
+    except Exception as error:  # of an import of the library's, it can be any
+        if isinstance(error, ImportError | RuntimeError | AttributeError):
+            error = _first_cause(error)
+        met = [error, error.__cause__]
+        reason = reason_of(error).rstrip(".")
+        remedy = if_fetched if isinstance(error, OSError) else otherwise
+        if any(isinstance(one, GatedRepoError) for one in met):
+            reason = "the weights are gated, and your account has no access to them"
+            remedy = f"accept their terms on the model's page of the Hugging Face Hub, then {LOG_IN}"
+        elif any(isinstance(one, RepositoryNotFoundError) for one in met):
+            reason = "the Hugging Face Hub has no such model, or a private one"
+            remedy = f"check the name; for a private one {LOG_IN}"
+        elif isinstance(error, ImportError):
+            remedy = _install(error)
+        raise UserError("; ".join(filter(None, [f"{title}: {reason}", remedy]))) from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What an error was raised from: transformers says of a failed import only that it failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _install(error: ImportError) -> str:
+    """The command that brings a module which could not be imported."""
+    extra = EXTRAS.get(str(error.name).partition(".")[0])
+    return f'pip install "mapet_mm[{extra}]"' if extra else "repair its installation"
 
 
 def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation, list[str]]:
@@ -20,17 +89,13 @@ def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, P
         model.set_input_size(img_size=side)
     known = timm.data.resolve_model_data_config(model)
     resize, crop = timm.data.create_transform(**known).transforms[:2]
-    crop_size = tuple(crop.size)
-    resize_size = getattr(resize, "size", None)
-    is_short_side = isinstance(resize_size, int)
-    is_squashed = type(resize_size) in (list, tuple) and tuple(resize_size) == crop_size
-    if type(resize).__name__ != "Resize" or not (is_short_side or is_squashed):
-        raise ValueError(f"images are prepared by {resize} and {crop}, which is not supported")
+    if type(resize).__name__ != "Resize":
+        raise PreparationError(f"images are prepared by {resize} and {crop}")
     prepared = Preparation(
-        img_size=crop_size,
+        img_size=tuple(crop.size),
         mean=tuple(known["mean"]),
         std=tuple(known["std"]),
-        resize=resize_size if is_short_side else None,
+        resize=resized_to(resize.size, tuple(crop.size)),
         interpolation=known["interpolation"],
     )
     return model, prepared, []
@@ -51,22 +116,85 @@ def _hugging_face(
         fill_missing(model, missing)
     else:
         model = transformers.AutoModel.from_config(config)
-    model = getattr(model, "vision_model", model)
-    known = transformers.AutoImageProcessor.from_pretrained(name).to_dict()
-    return model, _processor_preparation(known, model.config.image_size), missing
+    # In float32: transformers 5 loads a file of half precision in its own type.
+    model = getattr(model, "vision_model", model).float()
+    processor = transformers.AutoImageProcessor.from_pretrained(name)
+    return model, _processor_preparation(processor.to_dict()), missing
 
 
-def _processor_preparation(known: Mapping[str, Any], side: int) -> Preparation:
-    """What an image processor of Hugging Face says; `side` is that of the model's images."""
-    crop = known.get("crop_size") if known.get("do_center_crop") else known["size"]
-    img_size = (crop["height"], crop["width"]) if "height" in crop else (side, side)
-    mean = tuple(known["image_mean"])
-    std = tuple(known["image_std"])
-    if not known.get("do_normalize", True):
-        mean = (0.0, 0.0, 0.0)
-        std = (1.0, 1.0, 1.0)
-    names = {number: name for name, number in INTERPOLATIONS.items()}
-    return Preparation(img_size, mean, std, known["size"].get("shortest_edge"), names[int(known["resample"])])
+def _processor_preparation(known: Mapping[str, Any]) -> Preparation:
+    """What the settings of an image processor of Hugging Face say.
+
+    Raises:
+        PreparationError: it prepares images in a way that is not supported here.
+    """
+    kind = known["image_processor_type"].removesuffix("Fast").removesuffix("Pil")
+    kind = kind.removesuffix("ImageProcessor")
+    interpolations = {number: title for title, number in INTERPOLATIONS.items()}
+    refused = {
+        known["image_processor_type"]: kind not in PROCESSORS,
+        "do_resize=False": not known.get("do_resize", True),
+        "do_pad=True": known.get("do_pad"),
+        f"resample={known.get('resample')}": known.get("resample") not in interpolations,
+    }
+    for setting, is_found in refused.items():
+        if is_found:
+            raise PreparationError(f"images are prepared by {setting}")
+
+    resize = _processor_resize(kind, known)
+    if known.get("do_center_crop"):
+        img_size = known["crop_size"]["height"], known["crop_size"]["width"]
+    elif kind == "ConvNext":
+        img_size = to_2tuple(known["size"]["shortest_edge"])
+    elif isinstance(resize, tuple):
+        img_size = resize
+    else:
+        raise PreparationError("images keep their shapes (do_center_crop=False)")
+
+    # Its mean and standard deviation are of values of which the largest is this.
+    largest = 1
+    if not known.get("do_rescale", True):
+        largest = 255
+    elif "rescale_factor" in known:
+        largest = 255 * known["rescale_factor"]
+    mean, std = 0, 1
+    if known.get("do_normalize", True):
+        mean, std = known["image_mean"], known["image_std"]
+    return Preparation(
+        img_size=img_size,
+        mean=tuple(value / largest for value in to_3tuple(mean)),
+        std=tuple(value / largest for value in to_3tuple(std)),
+        resize=resized_to(resize, img_size),
+        interpolation=interpolations[known["resample"]],
+    )
+
+
+def _processor_resize(kind: str, known: Mapping[str, Any]) -> int | tuple[int, int]:
+    """The short side, or the (height, width), to which an image processor resizes before it crops."""
+    size = known["size"]
+    if size.keys() == {"height", "width"} and kind not in ENLARGING:
+        return size["height"], size["width"]
+    if size.keys() != {"shortest_edge"}:
+        raise PreparationError(f"images are prepared by size={dict(size)}")
+    side = size["shortest_edge"]
+    if kind == "ConvNext" and side >= 384:
+        return side, side
+    if kind in ENLARGING:
+        return int(side / (known.get("crop_pct", ENLARGING[kind]) or 1))
+    return side
+
+
+def resized_to(resize: int | Sequence[int], img_size: tuple[int, int]) -> int | tuple[int, int] | None:
+    """The `resize` of a `Preparation`, from the short side or the (height, width) before the crop.
+
+    Raises:
+        PreparationError: the crop is larger.
+    """
+    if any(crop > side for crop, side in zip(img_size, to_2tuple(resize), strict=True)):
+        raise PreparationError(f"images are resized to {resize} and padded to {img_size}")
+    if isinstance(resize, int):
+        return resize
+    return None if tuple(resize) == img_size else tuple(resize)
 
 
 def _torchvision(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation, list[str]]:

@@ -115,7 +115,8 @@ def checkpoint_of(
         is_random: True if nobody has trained the weights.
     """
     model.eval()  # MMPretrain's backbones return None
-    model.to(get_device())
+    # In float32 also where a library loads a file of half precision in its own type: transformers 5 does.
+    model.to(get_device(), torch.float32)
     preprocessor = MODELS.build({"type": "mmpretrain.ClsDataPreprocessor", **preprocessor}).to(get_device())
     found = _digest(model, architecture, preprocessor)
     return Checkpoint(title, TokenBackbone(model, preprocessor), found, tuple(missing), is_random)

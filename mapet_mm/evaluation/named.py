@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import nn
 from mapet_mm.evaluation.adapters import torchvision_layers
 from mapet_mm.evaluation.checkpoint_weights import load_weights
 from mapet_mm.evaluation.image_sets import SECTION
-from mapet_mm.evaluation.libraries import LIBRARIES
+from mapet_mm.evaluation.libraries import LIBRARIES, one_line
 from mapet_mm.evaluation.models import RANDOM, Checkpoint, checkpoint_of, load_checkpoint
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import Preparation, description_of, read_description
@@ -27,8 +26,8 @@ from mapet_mm.interop.released import SCHEME
 from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.config import in_package, read_config
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.weight_files import only_safe_globals, read_checkpoint
+from mapet_mm.utils.errors import UserError
+from mapet_mm.weight_files import read_checkpoint
 
 CONFIGS = (".py", ".yml", ".yaml", ".json")
 RUN_CONFIG = "pretrain.py"  # of the folder that `mapet-mm pretrain` makes
@@ -145,13 +144,9 @@ def _of_library(
         checkpoint = None
         torch.manual_seed(0)
     with_weights = checkpoint is None and not random
-    try:
-        # These libraries load with PyTorch's list of what a file may hold, to which MMEngine adds `getattr`.
-        with only_safe_globals():
-            network, prepared, missing = LIBRARIES[library](rest, with_weights, changes.get("size"))
-    except (OSError, RuntimeError, ValueError, KeyError, ImportError, UnpicklingError) as error:
-        remedy = "; with a checkpoint as second argument no weights are fetched" if with_weights else ""
-        raise UserError(f"{name}: {reason_of(error)}{remedy}") from error
+    remedy = "with a checkpoint as second argument no weights are fetched" if with_weights else ""
+    with one_line(name, remedy):
+        network, prepared, missing = LIBRARIES[library](rest, with_weights, changes.get("size"))
     title = RANDOM if random else name
     if checkpoint:
         missing = load_weights(network, checkpoint, prefix)
@@ -177,7 +172,7 @@ def _prepared(
         if changes.get(name):
             prepared = replace(prepared, **{name: tuple(changes[name])})
     if changes.get("size"):
-        prepared = _resized(prepared, changes["size"])
+        prepared = prepared.at(changes["size"])
     config = Config(
         dict(
             default_scope="mmpretrain",
@@ -194,14 +189,6 @@ def _prepared(
     loaded = checkpoint_of(title, network, config.data_preprocessor, architecture, missing, is_random)
     print_once(f"{title}: {prepared}")
     return config, loaded
-
-
-def _resized(prepared: Preparation, side: int) -> Preparation:
-    """Images of another size, cropped from a short side in the same proportion to it."""
-    resize = prepared.resize
-    if resize:
-        resize = round(resize * (side / min(prepared.img_size)))
-    return replace(prepared, img_size=(side, side), resize=resize)
 
 
 def _released(name: str) -> Config:

@@ -34,21 +34,30 @@ class Preparation:
     img_size: tuple[int, int]  # height and width in pixels
     mean: tuple[float, ...]  # of the red, green and blue values between 0 and 1
     std: tuple[float, ...]
-    resize: int | None  # of the short side before the central crop; None: the image is squashed
+    # Of the short side before the central crop; (height, width): the image is squashed to this before it;
+    # None: it is squashed to `img_size`.
+    resize: int | tuple[int, int] | None
     interpolation: str  # of this resizing
 
     @property
     def crop_pct(self) -> float:
         """The crop's share of the short side, rounded down so that timm computes the same `resize`."""
-        return 1.0 if self.resize is None else math.floor(1e4 * min(self.img_size) / self.resize) / 1e4
+        if self.resize is None:
+            return 1.0
+        return math.floor(1e4 * min(self.img_size) / min(to_2tuple(self.resize))) / 1e4
+
+    @property
+    def is_squashed(self) -> bool:
+        """True if the resizing changes the image's shape."""
+        return not isinstance(self.resize, int)
 
     @property
     def pipeline(self) -> list[dict[str, Any]]:
         """MMPretrain's transforms that do it, apart from the normalisation."""
         options = dict(backend="pillow", interpolation=self.interpolation)
         resize = dict(type="ResizeEdge", scale=self.resize, **options)
-        if self.resize is None:
-            resize = dict(type="Resize", scale=self.img_size[::-1], **options)
+        if self.is_squashed:
+            resize = dict(type="Resize", scale=(self.resize or self.img_size)[::-1], **options)
         height, width = self.img_size
         # A token store keeps this as JSON, whose lists the transform does not take.
         crop = dict(type="CenterCrop", crop_size=height if height == width else (width, height))
@@ -56,9 +65,12 @@ class Preparation:
 
     def at(self, side: int) -> "Preparation":
         """The same part of each image as a square of another size."""
+        shortest = min(self.img_size)
         resize = self.resize
-        if resize is not None:
-            resize = round(resize * side / min(self.img_size))
+        if isinstance(resize, int):
+            resize = round(resize * side / shortest)
+        elif resize is not None:
+            resize = tuple(round(edge * side / shortest) for edge in resize)
         return replace(self, img_size=(side, side), resize=resize)
 
     def __str__(self) -> str:
@@ -66,6 +78,9 @@ class Preparation:
         size = f"short side {self.resize} {self.interpolation}, central {height} x {width}"
         if self.resize is None:
             size = f"squashed to {height} x {width} {self.interpolation}"
+        elif self.is_squashed:
+            squashed = f"squashed to {self.resize[0]} x {self.resize[1]} {self.interpolation}"
+            size = f"{squashed}, central {height} x {width}"
         return f"images: RGB, {size}, mean {self.mean}, std {self.std}"
 
 

@@ -41,9 +41,14 @@ def hf_preprocessor(description: Preparation) -> dict[str, Any]:
     """The content of preprocessor_config.json for Hugging Face's `AutoImageProcessor.from_pretrained`."""
     height, width = description.img_size
     whole = {"height": height, "width": width}
+    size = whole
+    if isinstance(description.resize, int):
+        size = {"shortest_edge": description.resize}
+    elif description.resize is not None:
+        size = dict(zip(("height", "width"), description.resize, strict=True))
     return {
         "image_processor_type": "BitImageProcessor",
-        "size": whole if description.resize is None else {"shortest_edge": description.resize},
+        "size": size,
         "resample": INTERPOLATIONS[description.interpolation],
         "crop_size": whole,
         "image_mean": description.mean,

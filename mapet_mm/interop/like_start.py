@@ -57,18 +57,21 @@ def write_like_start(
         raise ValueError(f"the weights are those of a ViT of timm: they go to timm or hf, not to {target}")
     if exports.get(target) is None:
         raise ValueError("Hugging Face has no network that computes the same as this ViT of timm")
+    config = exports[target]
     weights = {}
     for name, value in state_dict.items():
         if name.startswith(TIMM_NETWORK):
             weights[name.removeprefix(TIMM_NETWORK)] = value
     if target == "hf":
-        weights = _with_mask_token(timm_to_hf(weights, exports["hf"]), state_dict, exports["hf"])
+        weights = _with_mask_token(timm_to_hf(weights, config), state_dict, config)
+        if config["model_type"] == "vit":
+            weights, config = _with_pooler(weights, config)
     if not (output.is_dir() or not output.suffix):
         write_weights(output, weights)
         return ""
 
     write_weights(output / "model.safetensors", weights)
-    files = {"config.json": exports[target]}
+    files = {"config.json": config}
     call = f'timm.create_model("local-dir:{output}", pretrained=True)'
     if target == "hf":
         files["preprocessor_config.json"] = exports["hf_preprocessor"]
@@ -88,3 +91,14 @@ def _with_mask_token(
     if config["model_type"] != "dinov3_vit":
         mask_token = mask_token.flatten(0, 1)  # 1 D
     return {**weights, "embeddings.mask_token": mask_token}
+
+
+def _with_pooler(weights: StateDict, config: Mapping[str, Any]) -> tuple[StateDict, dict[str, Any]]:
+    """Weights and config of a ViT whose `pooler_output` is its class token.
+
+    `AutoModel` adds a pooler to every ViT, with random weights where the file has none, and the pre-training
+    has none.
+    """
+    width = config["hidden_size"]
+    pooler = {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
+    return {**weights, **pooler}, {**config, "pooler_act": "linear", "pooler_output_size": width}

@@ -74,7 +74,7 @@ def pretrained_config(preparation: Preparation, num_classes: int = 0) -> dict[st
         "fixed_input_size": True,
         "interpolation": preparation.interpolation,
         "crop_pct": preparation.crop_pct,
-        "crop_mode": "squash" if preparation.resize is None else "center",
+        "crop_mode": "squash" if preparation.is_squashed else "center",
         "mean": preparation.mean,
         "std": preparation.std,
         "num_classes": num_classes,

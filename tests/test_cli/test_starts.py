@@ -27,6 +27,7 @@ from mapet_mm.engine.optimizers.layer_decay import Depths
 from mapet_mm.evaluation.named import load_model
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.export import write_export
+from mapet_mm.interop.hf_export import hf_preprocessor
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_checkpoint, read_weights
@@ -139,12 +140,41 @@ def test_exports_have_the_starts_config_and_images(tmp_path):
         for config in (network.config, there.config):
             config._name_or_path = config.architectures = config.dtype = None
             config._attn_implementation_autoset = None  # transformers 4.49 sets it where a model is loaded
+            config.pooler_act = "linear"  # exports' poolers are identities
         assert there.config.to_dict() == network.config.to_dict()
         processors = [
             transformers.AutoImageProcessor.from_pretrained(folder / name)
             for name in ("start", "huggingface")
         ]
         assert processors[0].to_dict() == processors[1].to_dict()
+
+
+@pytest.mark.parametrize("library", ["timm", "hf"])
+def test_a_vits_pooler_gives_its_class_token(library, tmp_path):
+    """`AutoModel` adds one with random weights to a ViT of Hugging Face whose file has none."""
+    name, _ = save(library, "vit", tmp_path / "start")
+    take_start(name, tmp_path, None)
+    export(tmp_path, tmp_path / INIT)
+    with torch.no_grad():
+        output = in_hugging_face(tmp_path)(torch.randn(2, 3, SIDE, SIDE))
+    assert torch.equal(output.pooler_output, output.last_hidden_state[:, 0])
+
+
+def test_a_start_whose_images_are_squashed_before_their_crop_is_exported_so(tmp_path):
+    """As of DeiT: the same image for Hugging Face, timm and the tests of the training."""
+    save("hf", "vit", tmp_path / "start")
+    whole, crop = dict(height=40, width=40), dict(height=SIDE, width=SIDE)
+    processor = transformers.DeiTImageProcessor(size=whole, crop_size=crop, rescale_factor=1 / 127.5)
+    processor.save_pretrained(tmp_path / "start")
+    start = take_start(str(tmp_path / "start"), tmp_path, None)
+    export(tmp_path, tmp_path / INIT)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3)).astype(np.uint8))
+    (expected,) = processor(picture, return_tensors="pt")["pixel_values"]
+    config = timm.data.resolve_model_data_config(in_timm(tmp_path))
+    of_timm = timm.data.create_transform(**config)(picture)
+    again = transformers.BitImageProcessor(**hf_preprocessor(start.images))
+    for image in (of_timm, *again(picture, return_tensors="pt")["pixel_values"]):
+        assert (image - expected).abs().mean() < 2e-3 * expected.std()
 
 
 LARGE = 136  # pixels in patches of 8: more than the 16 x 16 that are trained on

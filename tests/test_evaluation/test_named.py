@@ -10,12 +10,15 @@ import torch
 import torchvision
 import transformers
 from foreign_models import save_hugging_face, save_timm, save_torchvision
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from mmcv.transforms import Compose
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmpretrain.registry import TRANSFORMS
 from PIL import Image
 
+from mapet_mm.cli.starts import take_start
+from mapet_mm.evaluation.libraries import LIBRARIES
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.named import load_model, random_twin
 from mapet_mm.interop.convert import hf_to_mm, mm_to_timm
@@ -91,6 +94,123 @@ def test_a_processor_that_does_not_normalise_gives_values_between_0_and_1(tmp_pa
     expected = processor(Image.open(picture), return_tensors="pt")["pixel_values"]
     assert (expected.min(), expected.max()) == (0, 1)
     torch.testing.assert_close(prepared(*load_model(str(tmp_path)), picture), expected, atol=0.03, rtol=0)
+
+
+SQUARE, OBLONG = dict(height=28, width=28), dict(height=28, width=42)
+PROCESSORS = [
+    ("ViT", dict(size=OBLONG)),
+    ("ViT", dict(size=SQUARE, do_rescale=False)),
+    ("ViT", dict(size=SQUARE, rescale_factor=1 / 127.5)),
+    ("ViT", dict(size=SQUARE, rescale_factor=1 / 127.5, do_normalize=False)),
+    ("ViT", dict(size=SQUARE, image_mean=0.4, image_std=0.3, resample=0)),
+    ("DeiT", dict(size=dict(height=32, width=36), crop_size=SQUARE)),
+    ("Beit", dict(size=SQUARE)),
+    ("Bit", dict(size=dict(shortest_edge=32), crop_size=SQUARE)),
+    ("CLIP", dict(size=SQUARE, crop_size=SQUARE)),
+    ("Siglip", dict(size=SQUARE)),
+    ("ConvNext", dict(size=dict(shortest_edge=28))),
+    ("ConvNext", dict(size=dict(shortest_edge=28), crop_pct=0.7)),
+    ("ConvNext", dict(size=dict(shortest_edge=384))),  # squashed
+    ("PoolFormer", dict(size=dict(shortest_edge=36), crop_size=SQUARE)),
+    ("Levit", dict(size=dict(shortest_edge=28), crop_size=SQUARE)),
+    ("MobileNetV2", dict(size=dict(shortest_edge=32), crop_size=SQUARE)),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), PROCESSORS)
+def test_an_image_has_the_pixels_of_its_models_processor(tmp_path, picture, kind, options):
+    save_hugging_face("vit", tmp_path)
+    processor = getattr(transformers, f"{kind}ImageProcessor")(**options)
+    processor.save_pretrained(tmp_path)
+    (expected,) = processor(Image.open(picture), return_tensors="pt")["pixel_values"]
+    (image,) = prepared(*load_model(str(tmp_path)), picture)
+    assert image.shape == expected.shape
+    assert (image - expected).abs().mean() < 2e-3 * expected.float().std()  # it rounds otherwise
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "noun"),
+    [
+        ("ViT", dict(do_resize=False), "do_resize"),
+        ("ViT", dict(do_pad=True), "do_pad"),
+        ("ViT", dict(resample=5), "resample=5"),
+        ("Bit", dict(do_center_crop=False), "do_center_crop"),
+        ("Bit", dict(size=dict(shortest_edge=32, longest_edge=40)), "longest_edge"),
+        ("Bit", dict(size=SQUARE, crop_size=OBLONG), "padded"),
+        ("EfficientNet", dict(rescale_offset=True), "EfficientNetImageProcessor"),
+        ("MobileViT", dict(), "MobileViTImageProcessor"),
+    ],
+)
+def test_a_processor_that_does_something_else_is_refused(tmp_path, kind, options, noun):
+    save_hugging_face("vit", tmp_path)
+    getattr(transformers, f"{kind}ImageProcessor")(**options).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"{noun}.* not supported"):
+        load_model(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_features_of_weights_in_half_precision_are_computed_in_float32(tmp_path, half):
+    """By name, as a checkpoint, and in a config; a checkpoint in float32 beside them keeps its bits."""
+    network = save_hugging_face("dinov2", tmp_path / "whole")
+    weights = network.state_dict()
+    save_hugging_face("dinov2", tmp_path / "half")
+    network.to(half).save_pretrained(tmp_path / "half")
+    network.float()
+    images = torch.randn(1, 3, 28, 28)
+    with torch.no_grad():
+        expected = network(images).last_hidden_state[:, 1:]
+    config, loaded = load_model(f"hf:{tmp_path / 'half'}")
+    config["model"] = dict(type="HuggingFaceClassifier", model_name=str(tmp_path / "half"), pretrained=True)
+    for checkpoint in (
+        loaded,
+        load_checkpoint(config, None),
+        load_checkpoint(config, str(tmp_path / "half")),
+    ):
+        with torch.no_grad():
+            features = checkpoint.backbone(images).patches[-1]
+        assert features.dtype == torch.float32
+        torch.testing.assert_close(features, expected, **CLOSE)
+    _, loaded = load_model(f"hf:{tmp_path / 'half'}", str(tmp_path / "whole"))
+    assert torch.equal(loaded.backbone.network.state_dict()["layernorm.weight"], weights["layernorm.weight"])
+
+
+def hub_error(kind: type[Exception]) -> Exception:
+    """An error of the hub without the answer that it was made from, which differs from version to version."""
+    return kind.__new__(kind, "401 Client Error")
+
+
+LIBRARY_ERRORS = [
+    (OSError("You are trying to access a gated repo."), hub_error(GatedRepoError), "gated.*hf auth login"),
+    (hub_error(GatedRepoError), None, "gated.*hf auth login"),  # timm's
+    (OSError("not a local folder"), hub_error(RepositoryNotFoundError), "no such model, or a private one"),
+    (OSError("We couldn't connect"), ConnectionError("[Errno 111]"), "couldn't connect"),
+    (
+        ModuleNotFoundError("No module named 'transformers'", name="transformers"),
+        None,
+        r'transformers.*pip install "mapet_mm\[hf\]"',
+    ),
+    (
+        ModuleNotFoundError("Could not import module 'AutoModel'."),
+        ImportError("libcudart.so.9: cannot open"),
+        "libcudart.*repair",
+    ),
+    (RuntimeError("Failed to import"), ValueError("numpy.dtype size changed"), "numpy.dtype size changed"),
+]
+
+
+@pytest.mark.parametrize("take", [load_model, lambda name: take_start(name, Path("nowhere"), None)])
+@pytest.mark.parametrize(("error", "cause", "line"), LIBRARY_ERRORS)
+def test_the_real_reason_is_said_in_one_line(monkeypatch, error, cause, line, take):
+    """Of `evaluate` and `--init`; the network is blamed only where it is the reason."""
+
+    def raise_it(*_: object) -> None:
+        raise error from cause
+
+    monkeypatch.setitem(LIBRARIES, "timm", raise_it)
+    with pytest.raises(UserError, match=line) as met:
+        take("timm:name")
+    assert "\n" not in str(met.value)
+    assert ("network" in str(met.value)) <= isinstance(cause, ConnectionError)
 
 
 def test_weights_of_another_network_of_hugging_face_are_refused(tmp_path):

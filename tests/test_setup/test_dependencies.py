@@ -65,6 +65,23 @@ def test_two_copies_of_libraries_give_the_command_that_repairs_them(tmp_path):
     )
 
 
+def test_multimodal_models_that_cannot_be_imported_give_the_command_that_repairs_them(tmp_path):
+    """MMPretrain imports them where pycocotools is installed; with transformers below 5 it can."""
+    for module, (maintained, *_) in LIBRARIES.items():
+        install(tmp_path, module, maintained)
+    for module in ("pycocotools", "transformers"):
+        install(tmp_path, module, module)
+    (tmp_path / "mmpretrain/models.py").write_text("raise TypeError('NoneType takes no arguments')\n")
+    assert import_package(tmp_path) == "0.1.0"
+    metadata = tmp_path / "transformers-2.0.dist-info/METADATA"
+    metadata.write_text(metadata.read_text().replace("2.0", "5.23.0"))
+    line = import_package(tmp_path)
+    assert "NoneType takes no arguments" in line
+    assert line.endswith('pip install "transformers<5"')
+    (tmp_path / "mmpretrain/models.py").write_text("")  # a newer MMPretrain
+    assert import_package(tmp_path) == "0.1.0"
+
+
 @pytest.mark.parametrize(
     ("module", "requirement"),
     [
@@ -72,6 +89,7 @@ def test_two_copies_of_libraries_give_the_command_that_repairs_them(tmp_path):
         ("sklearn", "scikit-learn"),
         ("scipy", "scikit-learn"),
         ("matplotlib", "matplotlib"),
+        ("transformers", "transformers"),
     ],
 )
 def test_the_extra_that_an_error_names_brings_the_missing_module(module, requirement):

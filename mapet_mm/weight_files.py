@@ -4,11 +4,12 @@ import argparse
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,12 +21,15 @@ from torch import Tensor
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
 
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.utils.errors import UserError, listed, reason_of
 from mapet_mm.utils.identity import digest
 
 # Keys under which checkpoints keep the network's weights, and averages of them beside.
 KEYS = ("state_dict", "model")
 AVERAGES = ("state_dict_ema", "model_ema")
+# Parts of names that PyTorch's wrappers add: of several processes, of `torch.compile`, of recomputation.
+WRAPPERS = re.compile(r"(^|\.)((module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+")
+Value = TypeVar("Value")
 
 
 class WeightFileError(UserError):
@@ -81,7 +85,8 @@ def only_safe_globals() -> Iterator[None]:
 def read_weights(path: str | Path, key: str | None = None) -> dict[str, Tensor]:
     """The state dict in a .safetensors file, in what `torch.save` wrote, or in a folder's model.safetensors.
 
-    A file at an https:// address is fetched first (see `fetch`).
+    A file at an https:// address is fetched first (see `fetch`). Names come without those of PyTorch's
+    wrappers (see `without_wrappers`).
 
     The content, not the name, decides the file's format. Nothing that a pickled checkpoint names is run; one
     that holds anything but tensors, plain values, arguments and MMEngine's log buffers is refused.
@@ -102,9 +107,28 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> tuple[dict[str,
     """As `read_weights`, with the metadata: MMEngine's `meta`, or the texts in a .safetensors header."""
     content, header = _read(path)
     if header is not None:
-        return content, header
+        return without_wrappers(content), header
     meta = content.get("meta") if isinstance(content, dict) else None
-    return find_state_dict(content, key, Path(path)), dict(meta) if isinstance(meta, dict) else {}
+    weights = without_wrappers(find_state_dict(content, key, Path(path)))
+    return weights, dict(meta) if isinstance(meta, dict) else {}
+
+
+def without_wrappers(weights: Mapping[str, Value]) -> dict[str, Value]:
+    """Weights under the names that they have inside PyTorch's wrappers: `module.`, `_orig_mod.`, ...
+
+    If two would then have one name, all keep their own.
+
+    Examples:
+        >>> without_wrappers({"module._orig_mod.backbone.cls_token": 1})
+        {'backbone.cls_token': 1}
+    """
+    renamed = {without_wrapper(name): value for name, value in weights.items()}
+    return renamed if len(renamed) == len(weights) else dict(weights)
+
+
+def without_wrapper(name: str) -> str:
+    """A name, or the beginning of one up to a dot, as it is inside PyTorch's wrappers."""
+    return WRAPPERS.sub(r"\1", name)
 
 
 def read_entries(path: str | Path) -> dict[str, Any]:
@@ -211,7 +235,7 @@ def find_state_dict(content: Any, key: str | None, path: Path) -> dict[str, Tens
         others = [name for name in KEYS if name in entries]
         raise WeightFileError(
             f"{path} has {' and '.join(f'`{name}`' for name in [*others, *averages])}: choose one with "
-            f"`key`, for example mapet-mm convert mm mm IN OUT --key {averages[-1]}"
+            f"`key`, for example mapet-mm convert mm mm {path} OUT.pth --key {averages[-1]}"
         )
     # A file of ours may have one inside the other.
     for name in KEYS if key is None else (key,):
@@ -220,7 +244,19 @@ def find_state_dict(content: Any, key: str | None, path: Path) -> dict[str, Tens
     weights = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     if weights:
         return weights
-    names = ", ".join(f"`{name}`" for name in list(entries)[:8])
-    raise WeightFileError(
-        f"{path} has no tensors, nor under {key or ' or '.join(KEYS)}; it has {names or 'none'}"
-    )
+    counts = {name: _num_tensors(value) for name, value in entries.items()}
+    others = [name for name, count in counts.items() if count]
+    if others and key is None:
+        example = max(reversed(others), key=counts.get)
+        raise WeightFileError(
+            f"{path} has weights under {listed(others, most=8)}: choose one with `key`, for example "
+            f"mapet-mm convert mm mm {path} OUT.pth --key {example}"
+        )
+    names = listed([str(name) for name in entries], most=8) or "none"
+    raise WeightFileError(f"{path} has no tensors, nor under {key or ' or '.join(KEYS)}; it has {names}")
+
+
+def _num_tensors(entry: Any) -> int:
+    """How many tensors an entry of a checkpoint has by name."""
+    values = entry.values() if isinstance(entry, dict) else ()
+    return sum(isinstance(value, Tensor) for value in values)

@@ -35,6 +35,11 @@ TAKEN = (
     f"DINOv3, EVA-02, ...), hf:NAME_OR_FOLDER ({', '.join(MODEL_TYPES)}), a file of a plain ViT's weights "
     "(patches of 16, tiny, small or base), or the RUN of another `mapet-mm pretrain`"
 )
+FILE_TAKEN = (
+    "a file may hold a plain ViT with class token and final norm, patches of 16, tiny, small or base; take "
+    "weights of DINO, DINOv2, DINOv3 or MAE by name: timm:vit_small_patch8_224.dino, "
+    "hf:facebook/dinov2-small, timm:vit_small_patch16_dinov3.lvd1689m, timm:vit_large_patch16_224.mae, ..."
+)
 FETCHED = "check the name and the network, or name a copy: timm:local-dir:FOLDER, hf:FOLDER"
 GRID = 14  # patches per side of a plain ViT's images: 224 pixels in patches of 16
 
@@ -107,7 +112,7 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
     try:
         weights, told = as_start(read_weights(source))
     except ValueError as error:
-        raise UserError(f"--init {source}: {error}; {TAKEN}") from error
+        raise UserError(f"--init {source}: {error}; {FILE_TAKEN}") from error
     sizes = sizes_of(weights)
     patch = weights["backbone.patch_embed.projection.weight"].shape[-1]
 
@@ -116,15 +121,15 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
     for name in [arch] if arch else ARCHS:
         settings = VisionTransformer.arch_zoo[f"deit-{name}"]
         known[name] = {key: settings[key] for key in sizes}
-    if sizes not in known.values() or patch != 16 or "backbone.cls_token" not in weights:
-        raise UserError(
-            f"--init {source}: a ViT with {sizes} and patches of {patch}; as a file, the pre-training takes "
-            f"one with a class token, patches of 16, and one of {known}; {TAKEN}"
-        )
-    if FINAL_NORM not in weights:
-        raise UserError(
-            f"--init {source}: weights without a final norm (of a fine-tuned MAE?); take the pre-trained file"
-        )
+    refused = {
+        f"a ViT with {sizes}, not one of {known}": sizes not in known.values(),
+        f"a ViT with patches of {patch}": patch != 16,
+        "a ViT without a class token": "backbone.cls_token" not in weights,
+        "weights without a final norm (of a fine-tuned MAE?)": FINAL_NORM not in weights,
+    }
+    for what, is_found in refused.items():
+        if is_found:
+            raise UserError(f"--init {source}: {what}; {FILE_TAKEN}")
     write_weights(target, weights)
     (found,) = (name for name in known if known[name] == sizes)
     return found, f"start: {source}, {told}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,19 +14,11 @@ from mapet_mm.evaluation.adapters import adapter_of
 from mapet_mm.interop.released import SCHEME, released_weights
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, listed
-from mapet_mm.weight_files import read_weights
+from mapet_mm.weight_files import read_weights, without_wrapper
 
-# Where checkpoints have a backbone's weights, tried in this order: a training's, a bare network's, those of a
-# wrapper of timm or Hugging Face, and the same under a wrapper for several processes.
-PREFIXES = (
-    "backbone.",
-    "",
-    "model.",
-    "model.backbone.",
-    "module.backbone.",
-    "module.",
-    "backbone.timm_model.",
-)
+# Where checkpoints have a backbone's weights, tried in this order: a training's, a bare network's, and those
+# of a wrapper of timm or Hugging Face.
+PREFIXES = ("backbone.", "", "model.", "model.backbone.", "backbone.timm_model.")
 # Tables of Swin Transformers that the model computes itself.
 COMPUTED = ("attn_mask", "relative_coords_table")
 
@@ -94,17 +88,33 @@ def find_prefix(
     """
     prefixes = [*PREFIXES, f"model.{getattr(network, 'base_model_prefix', '')}."]  # of Hugging Face
     if asked is not None:
-        prefixes = [asked]
+        prefixes = [without_wrapper(asked)]
     names = network.state_dict().keys()
     for prefix in prefixes:
         if any(prefix + name in weights for name in names):
             return prefix
     tried = "at the top, under `backbone.` or `model.`" if asked is None else f"under `{asked}`"
-    raise WeightsError(
-        f"checkpoint {path} has no weights of the config's backbone {tried} (it has "
-        f"{listed(sorted(weights), most=3)}): name their --prefix or the config that it was trained with, or "
-        "convert it with `mapet-mm convert`"
-    )
+    found = _prefixes_there(names, weights)
+    if found:
+        there = f"but under {listed(found, most=4)}: choose by --prefix, for example --prefix {found[0]}"
+    else:
+        there = (
+            f"(it has {listed(sorted(weights), most=3)}): name the config that it was trained with, or "
+            "convert it with `mapet-mm convert`"
+        )
+    raise WeightsError(f"checkpoint {path} has no weights of the config's backbone {tried}, {there}")
+
+
+def _prefixes_there(names: Iterable[str], weights: Iterable[str]) -> list[str]:
+    """Prefixes under which a checkpoint has at least half of a network's names, most of them first."""
+    counts = Counter()
+    names = {f".{name}" for name in names}
+    for weight in weights:
+        # Each of its parts may begin a name of the network's.
+        for match in re.finditer(r"\.", weight):
+            if weight[match.start() :] in names:
+                counts[weight[: match.end()]] += 1
+    return [prefix for prefix, count in counts.most_common() if 2 * count >= len(names)]
 
 
 def _check_left_out(

@@ -16,7 +16,7 @@ Names do not tell architecture and preprocessing; `mapet_mm.interop.export` hand
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -32,10 +32,18 @@ from mapet_mm.interop.names import (
     StateDict,
 )
 from mapet_mm.models.backbones.checkpoint_hooks import SCALED, beit_to_vit, fold_layer_scale
+from mapet_mm.utils.errors import listed
+from mapet_mm.weight_files import without_wrappers
 
 # Parts of pre-trained models besides the encoder, and heads of classifiers.
 DECODERS = ("decoder", "mask_token", "head.", "fc.", "classifier.", "pooler.")
 CLASS_TOKEN, POSITIONS, FINAL_NORM = "backbone.cls_token", "backbone.pos_embed", "backbone.ln1.weight"
+# Names of the patch embedding, by which a plain ViT is found in a file: of this package, timm, Hugging Face.
+PATCH_EMBEDDINGS = (
+    "patch_embed.projection.weight",
+    "patch_embed.proj.weight",
+    "embeddings.patch_embeddings.projection.weight",
+)
 # The linear layers and norms of a layer; each has a weight and may have a bias.
 LAYER = ("ln1", "attn.qkv", "attn.proj", "ln2", "ffn.layers.0.0", "ffn.layers.1")
 
@@ -46,7 +54,7 @@ def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: `MaPeTViT` has nothing of one of the names, or one of its weights is missing.
     """
-    return complete(REFERENCE.to_mm(_unwrapped(state_dict)))
+    return complete(REFERENCE.to_mm(without_wrappers(state_dict)))
 
 
 def mm_to_reference(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -78,7 +86,7 @@ def timm_to_mm(state_dict: Mapping[str, Tensor], num_patches: int | None = None)
     Raises:
         ValueError: a name is unknown, one of `MaPeTViT`'s is missing, or `num_patches` is needed.
     """
-    weights = TIMM.to_mm(_unwrapped(state_dict))
+    weights = TIMM.to_mm(without_wrappers(state_dict))
     if CLASS_TOKEN in weights and POSITIONS in weights:
         positions = weights[POSITIONS]
         count = positions.shape[1]
@@ -114,7 +122,8 @@ def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
     """
-    kept = {name: value for name, value in _unwrapped(state_dict).items() if not name.startswith("pooler.")}
+    weights = without_wrappers(state_dict)
+    kept = {name: value for name, value in weights.items() if not name.startswith("pooler.")}
     renamed = HUGGING_FACE.to_mm(kept)
     if MASK_TOKEN in renamed:
         renamed[MASK_TOKEN] = renamed[MASK_TOKEN][None]  # 1 D -> 1 1 D
@@ -156,11 +165,16 @@ def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     Raises:
         ValueError: the weights fit none of these; the message gives the reason for each.
     """
-    weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    weights = without_wrappers(weights)
+    prefix = _prefix_of_vit(weights)
+    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    others = [name for name in weights if not name.startswith(prefix)]
     reasons = []
     for origin in ("mm", "timm", "hf", "reference"):
         left_out = DECODERS if origin in ("timm", "hf") else ()
-        kept = {name: value for name, value in weights.items() if not name.startswith(left_out)}
+        kept = {name: value for name, value in own.items() if not name.startswith(left_out)}
+        if origin == "mm":
+            kept = {f"backbone.{name}": value for name, value in own.items()}
         try:
             ours = TO_MM[origin](kept)
         except ValueError as error:
@@ -168,9 +182,25 @@ def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
             continue
         backbone = {name: value for name, value in ours.items() if name.startswith("backbone.")}
         if "backbone.layers.0.ln1.weight" in backbone:
-            left = sorted({name.split(".")[0] for name in weights.keys() - kept.keys()})
+            decoders = [name for name in own if name.startswith(left_out)]
+            left = sorted({name.split(".")[0] for name in (*others, *decoders)})
             return backbone, f"names of {origin}" + (f", without {', '.join(left)}" if left else "")
     raise ValueError(f"these are not the weights of a plain ViT ({'; '.join(reasons)})")
+
+
+def _prefix_of_vit(names: Iterable[str]) -> str:
+    """What is before a ViT's names in a file; ValueError if it has several ViTs under unusual prefixes."""
+    prefixes = set()
+    for name in names:
+        for embedding in PATCH_EMBEDDINGS:
+            if name == embedding or name.endswith(f".{embedding}"):
+                prefixes.add(name.removesuffix(embedding))
+    for usual in ("backbone.", ""):
+        if usual in prefixes:
+            return usual
+    if len(prefixes) > 1:
+        raise ValueError(f"it has several networks, under {listed(sorted(prefixes), most=4)}")
+    return prefixes.pop() if prefixes else ""
 
 
 def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
@@ -183,7 +213,7 @@ def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
     Raises:
         ValueError: one of a plain ViT's weights is missing.
     """
-    named = _unwrapped(state_dict)
+    named = without_wrappers(state_dict)
     if not any(name.startswith("backbone.") for name in named):
         named = {f"backbone.{name}": value for name, value in named.items()}
     beit_to_vit(named, "backbone.")
@@ -251,10 +281,6 @@ def num_classes_of(weights: Mapping[str, Tensor]) -> int:
     if "head.fc.weight" not in weights:
         return 0
     return len(weights["head.fc.weight"])
-
-
-def _unwrapped(state_dict: Mapping[str, Tensor]) -> StateDict:
-    return {name.replace("_orig_mod.", "").removeprefix("module."): v for name, v in state_dict.items()}
 
 
 def _with(naming: Naming, weights: StateDict, *names: str) -> StateDict:

@@ -285,12 +285,31 @@ def test_weights_to_start_from_become_the_backbones(tmp_path):
     assert (missing, unexpected) == (["mask_token"], [])
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.backbone.", "ema_model.", "teacher.backbone."])
+def test_a_start_is_found_behind_one_prefix(tmp_path, prefix):
+    """Of wrappers, averages, and trainings of other libraries; of two networks none is guessed."""
+    weights = deit(num_classes=0).state_dict()
+    behind = {prefix + name: value for name, value in weights.items()}
+    torch.save(dict(behind, **{"dino_head.mlp.0.weight": torch.ones(3)}), tmp_path / "start.pth")
+    _, told = take_weights(tmp_path / "start.pth", tmp_path / "init.pth", None)
+    assert told.endswith("start.pth, names of timm, without dino_head")
+    found = read_weights(tmp_path / "init.pth")
+    assert torch.equal(found["backbone.layers.3.attn.qkv.weight"], weights["blocks.3.attn.qkv.weight"])
+    if prefix.startswith("teacher"):
+        student = {f"student.{name}": value for name, value in weights.items()}
+        torch.save({**behind, **student}, tmp_path / "start.pth")
+        with pytest.raises(UserError, match=r"under `student\.`, `teacher\.backbone\.`"):
+            take_weights(tmp_path / "start.pth", tmp_path / "init.pth", None)
+
+
 OTHER_WEIGHTS = [
     (lambda: deit().state_dict() | dict(reg_token=torch.zeros(1, 4, 192)), "tiny", "reg_token"),
     (lambda: deit().state_dict(), "base", "'embed_dims': 192"),
     (lambda: deit(depth=6).state_dict(), None, "'num_layers': 6"),
     (lambda: deit(class_token=False, global_pool="avg").state_dict(), "tiny", "class token"),
     (lambda: deit(global_pool="avg", fc_norm=True).state_dict(), None, "without a final norm"),
+    # DINOv2's own file, whose weights timm and Hugging Face have by name.
+    (lambda: deit(patch_size=14, init_values=1.0).state_dict(), None, "14; .*hf:facebook/dinov2-small"),
 ]
 
 

@@ -44,6 +44,8 @@ def test_weights_find_their_backbone_under_the_usual_prefixes(config, root, weig
         bare,
         weights | others,
         {f"module.{name}": value for name, value in (weights | others).items()} | dict(steps=ONE),
+        {f"_orig_mod.{name}": value for name, value in weights.items()},
+        {name.replace("backbone.", "backbone._orig_mod."): value for name, value in weights.items()},
         weights | {f"teacher.{name}": value + 1 for name, value in bare.items()},
     ):
         save(form, root)
@@ -105,6 +107,13 @@ def test_weights_at_an_unusual_place_are_loaded_by_their_prefix(config, root, we
         with pytest.raises(WeightsError, match="--prefix"):
             load_checkpoint(config, file, prefix)
     assert load_checkpoint(config, file, "right.").digest == expected
+    with pytest.raises(WeightsError, match=r"but under `left\.`, `right\.`: choose by --prefix"):
+        load_checkpoint(config, file)
+    save({f"module.student.backbone.{name}": value for name, value in bare.items()}, root)
+    with pytest.raises(WeightsError, match=r"for example --prefix student\.backbone\.$"):
+        load_checkpoint(config, file)
+    for prefix in ("student.backbone.", "module.student.backbone."):
+        assert load_checkpoint(config, file, prefix).digest == expected
 
 
 def test_what_features_do_not_need_is_left_out_and_printed(config, root, weights, capsys):

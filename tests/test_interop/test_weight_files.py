@@ -147,6 +147,18 @@ def test_averaged_weights_beside_the_others_are_chosen_by_name(tmp_path):
     torch.testing.assert_close(read_weights(tmp_path / "file.pth", "model"), WEIGHTS)
 
 
+def test_names_come_without_those_of_wrappers_unless_two_would_be_one(tmp_path):
+    names = ["module.a.w", "_orig_mod.module.b.w", "c._orig_mod.w", "d.0._checkpoint_wrapped_module.e.w", "n"]
+    weights = {name: torch.full((1,), float(index)) for index, name in enumerate(names)}
+    plain = dict(zip(("a.w", "b.w", "c.w", "d.0.e.w", "n"), weights.values(), strict=True))
+    for content in (saved(weights), saved({"state_dict": weights}), save(weights)):
+        (tmp_path / "file").write_bytes(content)
+        assert read_weights(tmp_path / "file") == plain
+    twice = {"module.a": torch.zeros(1), "a": torch.ones(1)}
+    torch.save(twice, tmp_path / "file")
+    assert read_weights(tmp_path / "file") == twice
+
+
 REFUSED = [
     (None, "does not exist"),
     (b"", "EOFError"),
@@ -156,7 +168,12 @@ REFUSED = [
     (saved(WEIGHTS)[:-1], "not a checkpoint"),
     (saved({"a": torch.ones(1), "b": Calls(getattr, HistoryBuffer, "update")}), "attribute 'update'"),
     (saved([1, 2]), "no tensors"),
-    (saved({"teacher": WEIGHTS, "epoch": 3}), "`teacher`, `epoch`"),
+    (saved({"teacher": {}, "epoch": 3}), "`teacher`, `epoch`"),
+    (
+        saved({"student": WEIGHTS, "teacher": WEIGHTS, "loss": {"a": torch.ones(1)}}),
+        "under `student`, `teacher`",
+    ),
+    (saved({"student": WEIGHTS, "teacher": WEIGHTS, "loss": {"a": torch.ones(1)}}), "--key teacher"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mapet_mm.interop.released import SCHEME, released_weights
 from mapet_mm.utils.config import nodes, pretrained_entries
 from mapet_mm.utils.errors import LaunchError, UserError, listed
 from mapet_mm.utils.identity import digest, digest_of_file
-from mapet_mm.weight_files import WeightFileError, fetch, only_safe_globals
+from mapet_mm.weight_files import WeightFileError, fetch, only_safe_globals, without_wrapper, without_wrappers
 
 # Entries that may differ between two starts of one training: where it runs, how much it logs.
 RUN_ONLY_KEYS = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
@@ -109,12 +110,20 @@ def read(path: Path, trust: bool = False) -> Any:
 
 
 def check_weights(model: nn.Module, checkpoint: dict) -> None:
-    """Raise UserError if no weight of a checkpoint has the name of one of the model's."""
-    weights = [name.removeprefix("module.") for name in checkpoint.get("state_dict", checkpoint)]
-    names = [name.removeprefix("module.") for name in model.state_dict()]
+    """Take the names of PyTorch's wrappers from a checkpoint's weights, in place, unless the model has some.
+
+    Raises:
+        UserError: no weight has then the name of one of the model's.
+    """
+    weights = checkpoint.get("state_dict", checkpoint)
+    names = [*model.state_dict()]
+    if names == [without_wrapper(name) for name in names]:
+        renamed = without_wrappers(weights)
+        weights.clear()
+        weights.update(renamed)
     if set(names).isdisjoint(weights):
         raise UserError(
-            f"no weight of the checkpoint has a name of the model's: it has {listed(weights, 3)}, "
+            f"no weight of the checkpoint has a name of the model's: it has {listed([*weights], 3)}, "
             f"the model {listed(names, 3)}; `mapet-mm convert` renames timm's and Hugging Face's"
         )
 
@@ -134,6 +143,7 @@ def check_pretrained(cfg: Config, trust: bool = False) -> None:
     for key, init_cfg in list(pretrained_entries(cfg.model, "model")):
         if init_cfg.checkpoint:
             init_cfg["checkpoint"] = require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
+            _find_prefix(key, init_cfg, trust)
         elif cfg.get("load_from"):
             cfg.merge_from_dict({key: None})
         else:
@@ -141,6 +151,34 @@ def check_pretrained(cfg: Config, trust: bool = False) -> None:
                 f"the config leaves `{key}.checkpoint` open: --cfg-options {key}.checkpoint=CHECKPOINT, "
                 f"or {key}=None to start from random weights"
             )
+
+
+def _find_prefix(key: str, init_cfg: dict[str, Any], trust: bool) -> None:
+    """Let `init_cfg.prefix` name the weights inside PyTorch's wrappers, too; MMEngine takes it as it stands.
+
+    Raises:
+        LaunchError: the file has nothing under the prefix.
+    """
+    file = Path(init_cfg["checkpoint"]).expanduser()
+    if not file.is_file():
+        return
+    content = read(file, trust)
+    names = content.get("state_dict", content)
+    asked = init_cfg.get("prefix") or ""
+    asked = asked and asked.removesuffix(".") + "."
+    prefixes = {name[: dot.end()] for name in names for dot in re.finditer(r"\.", name)}
+    found = [prefix for prefix in prefixes if without_wrapper(prefix) == without_wrapper(asked)]
+    # `backbone._orig_mod.` rather than `backbone.`, which is before it.
+    inner = [prefix for prefix in found if sum(other.startswith(prefix) for other in found) == 1]
+    if len(inner) == 1 and inner != [asked]:
+        (init_cfg["prefix"],) = inner
+    if found or not asked:
+        return
+    others = sorted(prefix for prefix in prefixes if prefix.endswith(f".{asked}"))
+    there = f"{listed([*names], most=3)}: --cfg-options {key}.prefix=PREFIX, or None to take all"
+    if others:
+        there = f"under {listed(others, most=4)}: --cfg-options {key}.prefix={others[0]}"
+    raise LaunchError(f"`{key}`: {file} has nothing under `{asked}`, but {there}")
 
 
 def find_checkpoint(cfg: Config) -> str | None:

@@ -10,6 +10,8 @@ from mmengine.logging import print_log
 from mmpretrain.models.utils import resize_pos_embed
 from torch import Tensor, nn
 
+from mapet_mm.utils.errors import UserError
+
 # BEiT's names of LayerScale and the plain ViT's; and the linear layer before each.
 LAYER_SCALES = {"gamma_1": "attn.gamma1.weight", "gamma_2": "ffn.gamma2.weight"}
 SCALED = {"attn.gamma1.weight": "attn.proj", "ffn.gamma2.weight": "ffn.layers.1"}
@@ -17,6 +19,10 @@ SCALE = re.compile(rf"(layers\.\d+\.)({'|'.join(map(re.escape, SCALED))})")
 # Key of the grid of (rows, columns) of patches in a state dict's metadata of the backbone.
 PATCH_GRID = "patch_grid"
 RELATIVE_POSITIONS = ("relative_position_bias_table", "rel_pos_bias.")
+
+
+class CheckpointNamesError(UserError, ValueError):
+    """A checkpoint that has nothing of the backbone."""
 
 
 def record_grid(vit: nn.Module, state_dict: Mapping, prefix: str, local_metadata: dict[str, Any]) -> None:
@@ -37,7 +43,7 @@ def adapt_checkpoint(
     others = [name for name in state_dict if name not in own and name != "mask_token"]
     # A whole model may be given weights that are not its backbone's; a backbone alone may not.
     if not prefix and others and layers.isdisjoint(state_dict):
-        raise ValueError(
+        raise CheckpointNamesError(
             f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: give the `init_cfg` "
             "a `prefix`, or convert the weights with `mapet-mm convert`"
         )

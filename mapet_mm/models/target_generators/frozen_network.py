@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import nodes, pretrained_entries, type_name
-from mapet_mm.weight_files import read_weights
+from mapet_mm.weight_files import read_weights, without_wrapper
 
 # Options by which the networks of timm, Hugging Face and open_clip load weights in their constructors.
 OWN_WEIGHTS = ("pretrained", "checkpoint_path")
@@ -80,7 +80,7 @@ def build_frozen(config: Mapping[str, Any], random_seed: int | None) -> tuple[nn
 def load_checkpoint(network: nn.Module, checkpoint: str, prefix: str | None = None, **_: Any) -> None:
     """Load all weights of a network from a checkpoint, from the names that start with `prefix`."""
     if prefix:
-        prefix = prefix.removesuffix(".") + "."
+        prefix = without_wrapper(prefix.removesuffix(".") + ".")
     weights = read_weights(checkpoint)
     own = {}
     for name, value in weights.items():

@@ -19,11 +19,14 @@ from mapet_mm.engine.runners.launch import configure_test, configure_training, l
 from mapet_mm.engine.runners.resume import (
     BrokenCheckpointError,
     LaunchError,
+    check_pretrained,
+    check_weights,
     config_digests,
     differences,
     find_checkpoint,
     require_checkpoint,
 )
+from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import nodes
 
 
@@ -273,3 +276,61 @@ def test_resume_in_the_config_is_the_option(trained, copy, tmp_path, source):
     cfg = load_config(str(trained.config), options, str(copy))
     configure_training(cfg, "auto" if source == "none" else None)
     assert (cfg.resume, cfg.load_from) == expected
+
+
+@pytest.mark.parametrize(
+    ("saved", "prefix", "taken"),
+    [
+        ("backbone.", "backbone.", "backbone."),
+        ("backbone.", "backbone", "backbone"),  # as the config has it, which tells trainings apart
+        ("module.backbone.", "backbone.", "module.backbone."),
+        ("_orig_mod.backbone.", "backbone.", "_orig_mod.backbone."),
+        ("module.backbone._orig_mod.", "backbone", "module.backbone._orig_mod."),
+        ("_orig_mod.", None, "_orig_mod."),
+    ],
+)
+def test_weights_inside_a_wrapper_are_loaded_as_without_it(saved, prefix, taken, tmp_path):
+    arch = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
+    backbone = dict(type="mapet_mm.MaPeTViT", arch=arch, img_size=32, patch_size=8)
+    weights = {
+        name: torch.full_like(value, 0.3) for name, value in MODELS.build(backbone).state_dict().items()
+    }
+    torch.save({"state_dict": {saved + name: value for name, value in weights.items()}}, tmp_path / "w.pth")
+    backbone["init_cfg"] = dict(type="Pretrained", checkpoint=str(tmp_path / "w.pth"), prefix=prefix)
+    cfg = Config(dict(model=dict(backbone=backbone)))
+    check_pretrained(cfg)
+    assert cfg.model.backbone.init_cfg.prefix == taken
+    vit = MODELS.build(cfg.model.backbone)
+    vit.init_weights()
+    assert all(torch.equal(value, weights[name]) for name, value in vit.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("saved", "line"),
+    [
+        (
+            "model.backbone.",
+            "under `model.backbone.`: --cfg-options model.backbone.init_cfg.prefix=model.backbone.",
+        ),
+        ("", "`cls_token`, `pos_embed`: --cfg-options model.backbone.init_cfg.prefix=PREFIX, or None"),
+    ],
+)
+def test_a_prefix_that_the_file_lacks_is_one_line_with_those_that_it_has(saved, line, tmp_path):
+    weights = {saved + name: torch.ones(1) for name in ("cls_token", "pos_embed")}
+    torch.save({"state_dict": weights}, tmp_path / "w.pth")
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "w.pth"), prefix="backbone.")
+    with pytest.raises(LaunchError, match=f"nothing under `backbone.`, but {line}"):
+        check_pretrained(Config(dict(model=dict(backbone=dict(init_cfg=init_cfg)))))
+
+
+def test_a_compiled_models_checkpoint_is_one_of_the_model():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    weights = {f"_orig_mod.{name}": value for name, value in model.state_dict().items()}
+    checkpoint = {"state_dict": dict(weights)}
+    check_weights(model, checkpoint)
+    assert checkpoint["state_dict"].keys() == model.state_dict().keys()
+    compiled = torch.nn.Module()
+    compiled._orig_mod = model
+    checkpoint = {"state_dict": dict(weights)}
+    check_weights(compiled, checkpoint)  # whose own names have it
+    assert checkpoint["state_dict"].keys() == weights.keys()

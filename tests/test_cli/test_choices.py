@@ -285,7 +285,7 @@ def test_weights_to_start_from_become_the_backbones(tmp_path):
     assert (missing, unexpected) == (["mask_token"], [])
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.backbone.", "ema_model.", "teacher.backbone."])
+@pytest.mark.parametrize("prefix", ["_orig_mod.model.", "module.backbone.", "ema.", "teacher.backbone."])
 def test_a_start_is_found_behind_one_prefix(tmp_path, prefix):
     """Of wrappers, averages, and trainings of other libraries; of two networks none is guessed."""
     weights = deit(num_classes=0).state_dict()

@@ -8,10 +8,12 @@ metadata, and imports a library only where its metadata say that it may fail.
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
+from io import StringIO
 
 INSTALL = 'pip install "mapet_mm[onedl]" (in a clone of the repository: pip install -e ".[onedl]")'
 
@@ -65,6 +67,19 @@ def _cuda() -> str:
         return "none: PyTorch was built without it"
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{torch.version.cuda}, {', '.join(gpus) or 'no GPU'}"
+
+
+def import_quietly(module: str) -> None:
+    """Import a module of OpenMMLab without "Could not import OneDL".
+
+    The maintained libraries print this debug line, without a logger, where a library of theirs that nothing
+    here needs is not installed.
+    """
+    with redirect_stdout(StringIO()) as printed:
+        import_module(module)
+    others = [line for line in printed.getvalue().splitlines() if line != "Could not import OneDL"]
+    if others:
+        print("\n".join(others))
 
 
 def check_openmmlab() -> None:

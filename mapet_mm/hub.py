@@ -5,6 +5,9 @@
 
 from pathlib import Path
 
+import mapet_mm.registry  # noqa: F401  (first: it imports MMPretrain without its debug line)
+
+# isort: split
 from mmpretrain.apis.model import ModelHub
 
 INDEX = Path(__file__).parent / ".mim/model-index.yml"

@@ -13,9 +13,12 @@ from mmengine.registry import Registry
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch.serialization import add_safe_globals
 
+from mapet_mm.dependencies import import_quietly
 from mapet_mm.weight_files import SAFE_GLOBALS
 
 SCOPE = "mapet_mm"
+
+import_quietly("mmpretrain.datasets")  # before a module of this package or MMEngine does
 
 
 def _child(of_mmengine: Registry, *locations: str) -> Registry:

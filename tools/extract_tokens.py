@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from command_line import add_tokenizer_options, described_parser
 from mmengine.config import Config
 
+from mapet_mm.utils.commands import next_line
 from mapet_mm.utils.config import read_config as read_file
 from mapet_mm.utils.config import shell_command
 from mapet_mm.utils.errors import one_line_errors
@@ -64,9 +65,8 @@ def main() -> None:
         print(extraction)
         print(
             f"{done} {store.path}: {rows} x {columns} tokens of {int(store.written().sum())} images, "
-            f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
+            f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}{next_line(next_step(cfg, store))}"
         )
-        print(next_step(cfg, store))
 
 
 def next_step(cfg: Config, store: "TokenStore") -> str:
@@ -74,10 +74,10 @@ def next_step(cfg: Config, store: "TokenStore") -> str:
     following = cfg.get("next_config")
     if following and Path(following).is_file():
         if repr(str(store.path)) in str(read_file(following).get("train_dataloader")):
-            return f"next: {shell_command(cfg, f'mapet-mm train {following}')}"
+            return shell_command(cfg, f"mapet-mm train {following}")
         following = f"CONFIG (not {following}, which reads another store)"
     return (
-        f"next: mapet-mm train {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
+        f"mapet-mm train {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
         f"store='{store.path}') in its pipeline and vocab_size={store.vocab_size} in its model"
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from command_line import add_tokenizer_options, described_parser
 from mmengine.config import Config
 
+from mapet_mm.utils.commands import next_line
 from mapet_mm.utils.config import shell_command
 from mapet_mm.utils.errors import one_line_errors
 
@@ -67,9 +68,10 @@ def report(cfg: Config, args: argparse.Namespace, path: Path, codebook: "Codeboo
             f"warning: {num_distinct} of {codebook.k} centroids are distinct, so no more tokens are used: "
             "look at the images, at `data_preprocessor`, and at the encoder's weights and `layer`"
         )
-    print(f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good")
     option = f" --cfg-options tokenizer.codebook={path}" if args.out else ""
-    print(f"next: {shell_command(cfg, f'mapet-mm extract-tokens {args.config}{option}')}")
+    following = next_line(shell_command(cfg, f"mapet-mm extract-tokens {args.config}{option}"))
+    kept = f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good"
+    print(f"{kept}{following}")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def main() -> None:
     args = parse_args()
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.store_images import SquareLoader, store_images, verify_images
+    from mapet_mm.utils.commands import next_line
     from mapet_mm.utils.dist import is_first_process
 
     loader = SquareLoader.from_config(read_config(args.config, args.cfg_options))
@@ -47,11 +48,11 @@ def main() -> None:
     if is_first_process():
         total = int(squares.rows().sum())
         done = "wrote" if num_decoded else "kept"
-        print(f"{done} {squares.folder}: {total:,} squares of {squares.size} x {squares.size} px")
-        print(
-            f"next: train with dataset=dict(type='mapet_mm.StoredImages', store='{loader.store.path}', "
+        following = next_line(
+            f"train with dataset=dict(type='mapet_mm.StoredImages', store='{loader.store.path}', "
             f"size={squares.size}, ...) and the rest of the pipeline"
         )
+        print(f"{done} {squares.folder}: {total:,} squares of {squares.size} x {squares.size} px{following}")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def main() -> None:
         runner = build_runner(cfg, args.launcher)
         runner.train()
         if is_main_process():
-            print(training_report(cfg, args.config))
+            print(training_report(cfg, args.config, bool(args.cfg_options)))
         del runner
         stop_processes()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
+from mapet_mm.utils.commands import STAGE
 from mapet_mm.utils.errors import STOPPED, UserError
 
 
@@ -61,7 +63,8 @@ def _run_each(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
         start = time.monotonic()
         head = f"[{step}/{len(stages)}] {stage.title}"
         print(f"{head}: {stage.shown}", flush=True)
-        process = subprocess.Popen(stage.command, cwd=folder, pass_fds=[held.fileno()])
+        environment = {**os.environ, STAGE: stage.title}
+        process = subprocess.Popen(stage.command, cwd=folder, env=environment, pass_fds=[held.fileno()])
         try:
             code = process.wait()
         except BaseException:

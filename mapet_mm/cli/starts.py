@@ -5,7 +5,8 @@ The weights are fetched and converted once, into RUN/init.pth, so that RUN needs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,8 @@ def _with_network(source: str, exports: dict[str, Any], weights: Mapping[str, Te
     network["cutting_point"] = sizes["num_extra_tokens"] + context_patches(grid, sizes["embed_dims"])
 
     kept = {name: value for name, value in weights.items() if name.startswith((TIMM_NETWORK, MASK_TOKEN))}
-    _require_whole(_built(network), kept)
+    with _only_warnings():
+        _require_whole(MODELS.build(network), kept)
     write_weights(out / INIT, kept, {EXPORTS: exports})
     words = [
         f"start: {source}, timm's {network['model_name']} ({sizes['embed_dims']} wide), images of "
@@ -177,13 +179,14 @@ def context_patches(grid: int, embed_dims: int) -> int:
     return max(1, grid * grid * paper // 196)
 
 
-def _built(network: dict[str, Any]) -> nn.Module:
-    """The backbone, without MMPretrain's lines about each layer of it."""
+@contextmanager
+def _only_warnings() -> Iterator[None]:
+    """Leave out MMPretrain's lines about each layer of a backbone, and ours about its mask token."""
     logger = MMLogger.get_current_instance()
     level = logger.level
     logger.setLevel("WARNING")
     try:
-        return MODELS.build(network)
+        yield
     finally:
         logger.setLevel(level)
 
@@ -192,7 +195,7 @@ def _require_whole(vit: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless the weights are all of the network's, but for the mask token."""
     own = {name.removeprefix("backbone."): value for name, value in weights.items()}
     missing, unexpected = vit.load_state_dict(own, strict=False)
-    wrong = [name for name in (*missing, *unexpected) if name != "mask_token"]
+    wrong = [*missing, *unexpected]
     if wrong:
         raise ValueError(f"{len(wrong)} weights do not fit the network, `{wrong[0]}` first")
     for name, value in own.items():

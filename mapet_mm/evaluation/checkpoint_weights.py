@@ -50,12 +50,23 @@ def load_weights(network: nn.Module, path: str, prefix: str | None = None) -> li
     except (RuntimeError, ValueError) as error:
         raise WeightsError(f"checkpoint {path}: {last_line(error)}") from error
     left_out = _check_left_out(network, own, keys.unexpected_keys, path)
-    others = {name.partition(".")[0] for name in weights if not name.startswith(prefix)}
-    others |= {prefix + name.partition(".")[0] for name in left_out}
+    others = {_part_of(name, prefix) for name in weights if not name.startswith(prefix)}
+    others |= {_part_of(prefix + name, prefix) for name in left_out}
     if others:
         print_once(f"{path}: left out, because no features need them: {listed(sorted(others), most=8)}")
     fill_missing(network, keys.missing_keys)
     return list(keys.missing_keys)
+
+
+def _part_of(name: str, prefix: str) -> str:
+    """A name up to the part in which it leaves a prefix: `backbone.mask_token` beside `backbone.vit.`."""
+    parts = name.split(".")
+    depth = 0
+    for part, of_prefix in zip(parts, prefix.split("."), strict=False):
+        if part != of_prefix:
+            break
+        depth += 1
+    return ".".join(parts[: depth + 1])
 
 
 def fill_missing(network: nn.Module, names: Sequence[str]) -> None:

@@ -64,6 +64,7 @@ def load_model(
         checkpoint = checkpoint or str(newest_checkpoint(Path(name)))
         name = str(Path(name, RUN_CONFIG))
     if Path(name).is_dir():
+        _require_model(Path(name))
         if _is_of_timm(Path(name)):
             return _of_library(name, "timm", f"local-dir:{name}", checkpoint, prefix, changes)
         return _of_library(name, "hf", name, checkpoint, prefix, changes)
@@ -94,10 +95,22 @@ def random_twin(
     return None if twin.digest == loaded.digest else (config, twin)
 
 
+def _require_model(folder: Path) -> None:
+    """Raise UserError for a folder in which no library has a model; it may be a part of a RUN."""
+    if (folder / "config.json").is_file():
+        return
+    for run in folder.resolve().parents:
+        if (run / RUN_CONFIG).is_file():
+            raise UserError(f"{folder} is a part of the RUN {run}: name that")
+    raise UserError(
+        f"{folder}: a folder without config.json (of timm or Hugging Face) or {RUN_CONFIG} (of `mapet-mm "
+        "pretrain`)"
+    )
+
+
 def _is_of_timm(folder: Path) -> bool:
     """True for a folder that timm wrote; False for one of Hugging Face."""
-    known = folder / "config.json"
-    return known.is_file() and '"architecture"' in known.read_text()
+    return '"architecture"' in (folder / "config.json").read_text()
 
 
 def _of_config(

@@ -159,18 +159,27 @@ def network_words(folder: Path, config: Mapping[str, Any]) -> str:
 
 def command_of(run: Path, full_paths: bool = False) -> str:
     """The command that made a folder of `mapet-mm pretrain`; of paths, the last part by default."""
-    shown = str if full_paths else os.path.basename
+    shown = str if full_paths else last_part
     options = json.loads((run / IDENTITY).read_text())
-    words = ["mapet-mm", "pretrain", shown(options.pop("images")), "--out", shown(run.absolute())]
+    words = ["mapet-mm", "pretrain", shown(options.pop("images")), "--out", shown(str(run.absolute()))]
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(option)
         elif isinstance(value, str):
-            words += [option, shown(value) if os.path.isabs(value) else value]
+            words += [option, shown(value)]
         elif isinstance(value, int | float) and value is not False:
             words += [option, str(value)]
     return shlex.join(words)
+
+
+def last_part(option: str) -> str:
+    """An option without the folders of a path in it, which are private: `hf:vit` of `hf:/home/me/vit`."""
+    library, colon, name = option.rpartition(":")
+    is_path = os.path.isabs(name) or name.startswith((".", "~")) or library.endswith("local-dir")
+    if not is_path:  # hf:OWNER/NAME has a slash, too
+        return option
+    return library + colon + os.path.basename(os.path.normpath(name))
 
 
 def verdict_of(run: Path, meta: Mapping[str, Any]) -> dict[str, Any] | None:

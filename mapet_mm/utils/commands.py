@@ -1,8 +1,11 @@
 """The tools behind the commands, and the command line of each."""
 
+import os
 import sys
 from pathlib import Path
 
+# Names the stage in the environment of the tools that `mapet-mm pretrain` runs.
+STAGE = "MAPET_MM_STAGE"
 # configs/ and tools/, in a wheel or a clone, where `mim` looks for them.
 PACKAGE = Path(__file__).parents[1] / ".mim"
 TOOLS = {
@@ -32,3 +35,8 @@ def tool_command(name: str, arguments: list[str], processes: str | int | None = 
     launch = [str(tools / "torchrun.py"), "--standalone", f"--nproc_per_node={processes}"]
     launcher = ["--launcher", "pytorch"] if name in ("train", "test", "fit-codebook") else []
     return [sys.executable, *launch, *tool, *launcher]
+
+
+def next_line(command: str) -> str:
+    """A new line with the command to run next; empty where `mapet-mm pretrain` goes on by itself."""
+    return "" if STAGE in os.environ else f"\nnext: {command}"

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
+from mapet_mm.dependencies import import_quietly
 from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.errors import LaunchError
 
@@ -70,6 +71,9 @@ def read_config(
     check_numbers(cfg)
     if "default_scope" in cfg and cfg.default_scope is None:  # as configs in MMEngine's Python style say
         cfg.default_scope = scope_of(cfg)
+    if cfg.get("default_scope") == "mmseg":  # before MMEngine does, for whatever it builds of this scope
+        with suppress(ImportError):  # who builds of it says that it is missing
+            import_quietly("mmseg.datasets")
     return cfg
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mapet_mm.cli.stages import Stage, claim, run_stages
+from mapet_mm.utils.commands import next_line
 from mapet_mm.utils.errors import UserError
 
 
@@ -42,6 +43,13 @@ def test_stages_run_in_the_folder_and_the_first_that_fails_ends_the_job(tmp_path
         "[2/3] the second: tool the second",
         "working",
     ]
+
+
+def test_tools_name_a_next_command_unless_a_job_goes_on_by_itself(tmp_path, capfd):
+    code = "from mapet_mm.utils.commands import next_line; print('wrote it' + next_line('mapet-mm train'))"
+    run(tmp_path, stage("tokens", code))
+    assert "next" not in capfd.readouterr().out
+    assert next_line("mapet-mm train") == "\nnext: mapet-mm train"
 
 
 TRAINING = """

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from config_building import RECIPES, in_scope, label, load
 from frozen_features import save, take
@@ -122,6 +123,17 @@ def test_what_features_do_not_need_is_left_out_and_printed(config, root, weights
     config.model.backbone.update(type="VisionTransformer", layer_scale_init_value=0.1)
     load_checkpoint(config, str(root / "weights.pth"))
     assert "need them: `backbone.ln2`, `backbone.mask_token`, `head`, `neck`" in capsys.readouterr().out
+
+
+def test_the_mask_token_of_a_continued_vit_is_left_out_by_its_name(config, root, capsys):
+    """It lies beside timm's network, under `backbone.`."""
+    options = dict(model_name="vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
+    config.model.backbone = dict(type="TIMMBackbone", **options)
+    network = timm.create_model(num_classes=0, **options)
+    weights = {f"backbone.timm_model.{name}": value for name, value in network.state_dict().items()}
+    save(weights | {"backbone.mask_token": ONE, "head.projection.weight": ONE}, root)
+    load_checkpoint(config, str(root / "weights.pth"))
+    assert "no features need them: `backbone.mask_token`, `head`" in capsys.readouterr().out
 
 
 def test_a_missing_weight_is_not_a_number_and_refused_if_features_need_it(config, root, weights):

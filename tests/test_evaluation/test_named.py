@@ -340,6 +340,17 @@ def test_names_that_nothing_has_are_refused(name, noun):
         load_model(name)
 
 
+def test_a_part_of_a_run_is_refused_with_the_runs_name(tmp_path):
+    (tmp_path / "run/training/vis_data").mkdir(parents=True)
+    (tmp_path / "run/pretrain.py").touch()
+    for part in ("training", "training/vis_data"):
+        with pytest.raises(UserError, match=f"{part} is a part of the RUN .*run: name that"):
+            load_model(str(tmp_path / "run" / part))
+    (tmp_path / "run/pretrain.py").unlink()
+    with pytest.raises(UserError, match=r"without config\.json"):
+        load_model(str(tmp_path / "run/training"))
+
+
 @pytest.mark.parametrize("library", ["timm", "hf", "torchvision", "described"])
 def test_random_weights_are_of_the_same_network_and_the_same_each_time(tmp_path, picture, library):
     """Whatever the weights, also those of a file; of a network that is random already there are none."""

@@ -106,6 +106,24 @@ def test_a_card_says_what_was_trained(target, library, architecture, run, meta, 
     assert f'"{"hf-hub:" if target == "timm" else ""}USER/NAME"' in card.text
 
 
+@pytest.mark.parametrize(
+    ("option", "shown"),
+    [
+        ("/home/me/weights/vit.pth", "vit.pth"),
+        ("hf:/home/me/vit/", "hf:vit"),
+        ("hf:../me/vit", "hf:vit"),
+        ("timm:local-dir:me/vit", "timm:local-dir:vit"),
+        ("hf:facebook/dinov2-small", "hf:facebook/dinov2-small"),
+        ("timm:vit_small_patch14_dinov2.lvd142m", "timm:vit_small_patch14_dinov2.lvd142m"),
+    ],
+)
+def test_a_starts_folder_is_private(option, shown, run, meta, weights):
+    recorded = json.loads((run / "identity.json").read_text())
+    (run / "identity.json").write_text(json.dumps(recorded | {"init": option}))
+    write_export(run / "export", "timm", weights, meta)
+    assert f" --init {shown} --tokenizer" in (run / "export" / CARD).read_text()
+
+
 def test_a_folder_elsewhere_has_what_the_checkpoint_says(run, meta, weights, tmp_path):
     write_export(tmp_path / "export", "timm", weights, meta)
     facts = dict(cells(tmp_path / "export" / CARD))

@@ -121,7 +121,7 @@ def test_a_recipe_of_another_store_is_not_named_as_the_next(clone):
     next_step = runpy.run_path(str(ROOT / "tools" / "extract_tokens.py"))["next_step"]
     store = TokenStore.create("data/mine/others", ["a.png"], (14, 14), 16, "test")
     said = next_step(Config.fromfile("configs/tokenizers/my_kclip.py"), store)
-    assert said.startswith("next: mapet-mm train CONFIG (not configs/mapet/my_pretraining.py, which")
+    assert said.startswith("mapet-mm train CONFIG (not configs/mapet/my_pretraining.py, which")
     assert "store='data/mine/others') in its pipeline and vocab_size=16 in its model" in said
 
 

@@ -23,6 +23,7 @@ from mapet_mm.engine.runners.schedule import check_checkpoints, check_schedule
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
+from mapet_mm.utils.commands import next_line
 from mapet_mm.utils.config import class_of, nodes, require_entries, type_name
 from mapet_mm.utils.dist import is_first_process, local_rank, print_to_user
 from mapet_mm.utils.errors import LaunchError
@@ -237,13 +238,21 @@ def _let_mmengine_load(objects: bool) -> None:
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 
 
-def training_report(cfg: Config, config_path: str) -> str:
-    """Two lines for the end of a training run: the last checkpoint, and the next command."""
+def training_report(cfg: Config, config_path: str, is_changed: bool = False) -> str:
+    """Two lines for the end of a training run: the last checkpoint, and the next command.
+
+    Args:
+        cfg: what was trained.
+        config_path: its file.
+        is_changed: `--cfg-options` changed it; the next command then takes the copy in the work dir.
+    """
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None:
         return f"wrote {cfg.work_dir} (no checkpoint: the config's CheckpointHook saved none)"
-    following = next_command(cfg, config_path, checkpoint)
-    return f"wrote {cfg.work_dir}: last checkpoint {checkpoint}\nnext: {following}"
+    if is_changed:
+        config_path = str(Path(cfg.work_dir, Path(config_path).name))
+    following = next_line(next_command(cfg, config_path, checkpoint))
+    return f"wrote {cfg.work_dir}: last checkpoint {checkpoint}{following}"
 
 
 def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int64, Shaped
+from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from mapet_mm.models.utils.layout import Layout, build_layout
@@ -18,6 +19,14 @@ from mapet_mm.models.utils.permutation import (
 )
 from mapet_mm.models.utils.value_checks import should_check_values
 from mapet_mm.utils.precision import product_dtype
+
+
+def keep_mask_token(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """State dict hook: a ViT without a mask token leaves this one's as it is; MMEngine would warn of it."""
+    name = f"{prefix}mask_token"
+    if name not in state_dict:
+        state_dict[name] = vit.mask_token.detach()
+        print_log(f"`{name}` starts anew: only pre-training masks patches.", "current")
 
 
 class TwoStreamViT(nn.Module):
@@ -76,6 +85,7 @@ class TwoStreamViT(nn.Module):
         self.num_targets = self.num_tokens - self.cutting_point
 
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
+        self.register_load_state_dict_pre_hook(keep_mask_token)
         layout = build_layout(self.objective, self.cutting_point, self.num_targets)
         self.group_sizes = layout.sizes
         # The only mask there is: of the rows T and Q over the keys C | M | T. No checkpoint has it.

@@ -27,6 +27,7 @@ from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.config import in_package, read_config
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import IDENTITY
 from mapet_mm.weight_files import read_checkpoint
 
 CONFIGS = (".py", ".yml", ".yaml", ".json")
@@ -60,11 +61,12 @@ def load_model(
     changes = {**changes, "random": random}
     if library in LIBRARIES:
         return _of_library(name, library, rest, checkpoint, prefix, changes)
+    if Path(name).is_dir():
+        _require_model(Path(name))
     if Path(name, RUN_CONFIG).is_file():
         checkpoint = checkpoint or str(newest_checkpoint(Path(name)))
         name = str(Path(name, RUN_CONFIG))
     if Path(name).is_dir():
-        _require_model(Path(name))
         if _is_of_timm(Path(name)):
             return _of_library(name, "timm", f"local-dir:{name}", checkpoint, prefix, changes)
         return _of_library(name, "hf", name, checkpoint, prefix, changes)
@@ -96,12 +98,14 @@ def random_twin(
 
 
 def _require_model(folder: Path) -> None:
-    """Raise UserError for a folder in which no library has a model; it may be a part of a RUN."""
-    if (folder / "config.json").is_file():
+    """Raise UserError for a folder that is no model: of no library, or a part of a RUN."""
+    if (folder / "config.json").is_file() or (folder / IDENTITY).is_file():
         return
     for run in folder.resolve().parents:
         if (run / RUN_CONFIG).is_file():
             raise UserError(f"{folder} is a part of the RUN {run}: name that")
+    if (folder / RUN_CONFIG).is_file():
+        return
     raise UserError(
         f"{folder}: a folder without config.json (of timm or Hugging Face) or {RUN_CONFIG} (of `mapet-mm "
         "pretrain`)"

@@ -343,10 +343,12 @@ def test_names_that_nothing_has_are_refused(name, noun):
 def test_a_part_of_a_run_is_refused_with_the_runs_name(tmp_path):
     (tmp_path / "run/training/vis_data").mkdir(parents=True)
     (tmp_path / "run/pretrain.py").touch()
+    (tmp_path / "run/training/pretrain.py").touch()  # MMEngine's copy
     for part in ("training", "training/vis_data"):
         with pytest.raises(UserError, match=f"{part} is a part of the RUN .*run: name that"):
             load_model(str(tmp_path / "run" / part))
     (tmp_path / "run/pretrain.py").unlink()
+    (tmp_path / "run/training/pretrain.py").unlink()
     with pytest.raises(UserError, match=r"without config\.json"):
         load_model(str(tmp_path / "run/training"))
 

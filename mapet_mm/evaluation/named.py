@@ -101,7 +101,7 @@ def _require_model(folder: Path) -> None:
     """Raise UserError for a folder that is no model: of no library, or a part of a RUN."""
     if (folder / "config.json").is_file() or (folder / IDENTITY).is_file():
         return
-    for run in folder.resolve().parents:
+    for run in reversed(folder.resolve().parents):  # MMEngine leaves a copy of the config in RUN/training
         if (run / RUN_CONFIG).is_file():
             raise UserError(f"{folder} is a part of the RUN {run}: name that")
     if (folder / RUN_CONFIG).is_file():

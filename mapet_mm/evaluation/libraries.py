@@ -166,6 +166,7 @@ def _processor_preparation(known: Mapping[str, Any]) -> Preparation:
         std=tuple(value / largest for value in to_3tuple(std)),
         resize=resized_to(resize, img_size),
         interpolation=interpolations[known["resample"]],
+        crop="mapet_mm.CenterCrop",
     )
 
 

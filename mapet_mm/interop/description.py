@@ -6,7 +6,7 @@ A training writes it into the `meta` of its checkpoints (`description_entry`); a
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mmengine.utils import to_2tuple
@@ -38,6 +38,7 @@ class Preparation:
     # None: it is squashed to `img_size`.
     resize: int | tuple[int, int] | None
     interpolation: str  # of this resizing
+    crop: str = field(default="CenterCrop", kw_only=True)  # the transform's name
 
     @property
     def crop_pct(self) -> float:
@@ -60,7 +61,7 @@ class Preparation:
             resize = dict(type="Resize", scale=(self.resize or self.img_size)[::-1], **options)
         height, width = self.img_size
         # A token store keeps this as JSON, whose lists the transform does not take.
-        crop = dict(type="CenterCrop", crop_size=height if height == width else (width, height))
+        crop = dict(type=self.crop, crop_size=height if height == width else (width, height))
         return [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
 
     def at(self, side: int) -> "Preparation":

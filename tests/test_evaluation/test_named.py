@@ -110,8 +110,9 @@ PROCESSORS = [
     ("Siglip", dict(size=SQUARE)),
     ("ConvNext", dict(size=dict(shortest_edge=28))),
     ("ConvNext", dict(size=dict(shortest_edge=28), crop_pct=0.7)),
+    ("ConvNext", dict(size=dict(shortest_edge=28), crop_pct=0.9)),  # 1.5 rows above the crop, which are 1
     ("ConvNext", dict(size=dict(shortest_edge=384))),  # squashed
-    ("PoolFormer", dict(size=dict(shortest_edge=36), crop_size=SQUARE)),
+    ("PoolFormer", dict(size=dict(shortest_edge=28), crop_size=SQUARE)),
     ("Levit", dict(size=dict(shortest_edge=28), crop_size=SQUARE)),
     ("MobileNetV2", dict(size=dict(shortest_edge=32), crop_size=SQUARE)),
 ]

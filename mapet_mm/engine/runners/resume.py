@@ -116,7 +116,7 @@ def check_weights(model: nn.Module, checkpoint: dict) -> None:
         UserError: no weight has then the name of one of the model's.
     """
     weights = checkpoint.get("state_dict", checkpoint)
-    names = [*model.state_dict()]
+    names = [name.removeprefix("module.") for name in model.state_dict()]  # of test-time augmentation
     if names == [without_wrapper(name) for name in names]:
         renamed = without_wrappers(weights)
         weights.clear()

@@ -334,3 +334,7 @@ def test_a_compiled_models_checkpoint_is_one_of_the_model():
     checkpoint = {"state_dict": dict(weights)}
     check_weights(compiled, checkpoint)  # whose own names have it
     assert checkpoint["state_dict"].keys() == weights.keys()
+    augmented = torch.nn.Module()
+    augmented.module = model  # MMEngine loads into this
+    check_weights(augmented, checkpoint)
+    assert checkpoint["state_dict"].keys() == model.state_dict().keys()

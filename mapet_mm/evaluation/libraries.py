@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.utils import GatedRepoError, RepositoryNotFoundError
 from mmengine.utils import to_2tuple, to_3tuple
 from torch import nn
 

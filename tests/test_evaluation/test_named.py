@@ -10,7 +10,7 @@ import torch
 import torchvision
 import transformers
 from foreign_models import save_hugging_face, save_timm, save_torchvision
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.utils import GatedRepoError, RepositoryNotFoundError
 from mmcv.transforms import Compose
 from mmengine.config import Config
 from mmengine.registry import DefaultScope

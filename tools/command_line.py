@@ -1,12 +1,74 @@
 """Command lines of the tools: help with the lines of a docstring, and options that several of them take."""
 
 import argparse
+import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import DictAction
 
 from mapet_mm.utils.commands import TOOLS
+
+# Stands for a space inside a text while MMEngine reads a value, of which it removes all spaces.
+SPACE = "\ue000"
+# By these MMEngine tells lists and their entries.
+LIST_MARKS = ",[]()"
+
+
+class ConfigOptions(DictAction):
+    """MMEngine's `KEY=VALUE ...`, which leaves texts with spaces and the paths of files as they are.
+
+    `a=1,2`, `a=[1, 2]` and `a=(1, 2)` are lists and a tuple, as in MMEngine. What names something that is
+    there, or in a folder that is, is a path, whatever is in it: `batch_size=4,lr=0.1/epoch_1.pth`.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Sequence[str],
+        option_string: str | None = None,
+    ) -> None:
+        for pair in values:
+            key, is_pair, text = pair.partition("=")
+            if not is_pair:
+                parser.error(f"{option_string} {pair}: it takes KEY=VALUE")
+            is_path = os.path.exists(text) or os.path.isdir(os.path.dirname(text))
+            if is_path and set(text) & {*LIST_MARKS, *" '\""}:
+                found = text
+            else:
+                read = argparse.Namespace()
+                super().__call__(parser, read, [f"{key}={_with_marks(text)}"], option_string)
+                found = _with_spaces(getattr(read, self.dest)[key])
+            options = {**(getattr(namespace, self.dest) or {}), key: found}
+            setattr(namespace, self.dest, options)
+        namespace.given_options = [*getattr(namespace, "given_options", []), *values]
+
+
+def given_options(args: argparse.Namespace) -> list[str]:
+    """`--cfg-options` and what was given with it, for the next command; empty without any."""
+    given = getattr(args, "given_options", [])
+    return ["--cfg-options", *given] if given else []
+
+
+def _with_marks(value: str) -> str:
+    """A value in which `SPACE` stands for each space that is inside a text."""
+    value = value.strip()
+    is_list = "," in value or (value[:1] in LIST_MARKS and value[-1:] in LIST_MARKS)
+    if not is_list:
+        return value.replace(" ", SPACE)
+    between_marks = re.split(rf"([{re.escape(LIST_MARKS)}])", value)
+    return "".join(part.strip().replace(" ", SPACE) for part in between_marks)
+
+
+def _with_spaces(value: Any) -> Any:
+    """A value, or a list of them, with its spaces again."""
+    if isinstance(value, list | tuple):
+        return type(value)(_with_spaces(one) for one in value)
+    return value.replace(SPACE, " ") if isinstance(value, str) else value
 
 
 def described_parser(description: str) -> argparse.ArgumentParser:
@@ -23,7 +85,7 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=DictAction,
+        action=ConfigOptions,
         metavar="KEY=VALUE",
         help="change entries of the config, for example randomness.seed=1 model.head.num_classes=7",
     )

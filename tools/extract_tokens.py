@@ -12,8 +12,8 @@ from command_line import add_tokenizer_options, described_parser
 from mmengine.config import Config
 
 from mapet_mm.utils.commands import next_line
+from mapet_mm.utils.config import in_package, shell_command
 from mapet_mm.utils.config import read_config as read_file
-from mapet_mm.utils.config import shell_command
 from mapet_mm.utils.errors import one_line_errors
 
 if TYPE_CHECKING:
@@ -72,13 +72,15 @@ def main() -> None:
 def next_step(cfg: Config, store: "TokenStore") -> str:
     """The training command if the config's `next_config` reads this store, else what recipes need."""
     following = cfg.get("next_config")
-    if following and Path(following).is_file():
+    note = ""
+    if following and Path(in_package(following)).is_file():
         if repr(str(store.path)) in str(read_file(following).get("train_dataloader")):
-            return shell_command(cfg, f"mapet-mm train {following}")
-        following = f"CONFIG (not {following}, which reads another store)"
+            return shell_command(cfg, ["train", following])
+        note = f"; not {following}, which reads another store"
+    load = dict(type="mapet_mm.LoadTokenGrid", store=str(store.path))
     return (
-        f"mapet-mm train {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
-        f"store='{store.path}') in its pipeline and vocab_size={store.vocab_size} in its model"
+        f"{shell_command(cfg, ['train', 'CONFIG'])}  # with {load} in its pipeline and "
+        f"vocab_size={store.vocab_size} in its model{note}"
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command_line import add_tokenizer_options, described_parser
+from command_line import add_tokenizer_options, described_parser, given_options
 from mmengine.config import Config
 
 from mapet_mm.utils.commands import next_line
@@ -68,8 +68,10 @@ def report(cfg: Config, args: argparse.Namespace, path: Path, codebook: "Codeboo
             f"warning: {num_distinct} of {codebook.k} centroids are distinct, so no more tokens are used: "
             "look at the images, at `data_preprocessor`, and at the encoder's weights and `layer`"
         )
-    option = f" --cfg-options tokenizer.codebook={path}" if args.out else ""
-    following = next_line(shell_command(cfg, f"mapet-mm extract-tokens {args.config}{option}"))
+    options = given_options(args)
+    if args.out:
+        options = [*(options or ["--cfg-options"]), f"tokenizer.codebook={path}"]
+    following = next_line(shell_command(cfg, ["extract-tokens", args.config, *options]))
     kept = f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good"
     print(f"{kept}{following}")
 

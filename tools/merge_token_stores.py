@@ -1,5 +1,7 @@
 """Merge token stores of one tokenizer, for example parts extracted on several machines."""
 
+import shlex
+
 from command_line import described_parser
 
 from mapet_mm.utils.errors import one_line_errors
@@ -18,7 +20,8 @@ def main() -> None:
     print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")
     num_missing = merged.missing().size
     if num_missing:
-        print(f"{num_missing} have no tokens yet: mapet-mm extract-tokens CONFIG --out {merged.path}")
+        following = shlex.join(["mapet-mm", "extract-tokens", "CONFIG", "--out", str(merged.path)])
+        print(f"{num_missing} have no tokens yet: {following}")
 
 
 if __name__ == "__main__":

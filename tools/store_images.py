@@ -6,10 +6,17 @@ torchrun, under srun or by hand, at any time.
 """
 
 import argparse
+from typing import TYPE_CHECKING
 
-from command_line import add_config_options, described_parser
+from command_line import add_config_options, described_parser, given_options
+from mmengine.config import Config
 
+from mapet_mm.utils.commands import next_line
+from mapet_mm.utils.config import shell_command
 from mapet_mm.utils.errors import one_line_errors
+
+if TYPE_CHECKING:
+    from mapet_mm.structures.squares import Squares
 
 
 def parse_args() -> argparse.Namespace:
@@ -36,10 +43,10 @@ def main() -> None:
     args = parse_args()
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.store_images import SquareLoader, store_images, verify_images
-    from mapet_mm.utils.commands import next_line
     from mapet_mm.utils.dist import is_first_process
 
-    loader = SquareLoader.from_config(read_config(args.config, args.cfg_options))
+    cfg = read_config(args.config, args.cfg_options)
+    loader = SquareLoader.from_config(cfg)
     if args.verify is not None:
         squares, verification = verify_images(loader, args.verify)
         print(f"{squares.folder}: all files are whole, {verification}")
@@ -48,11 +55,19 @@ def main() -> None:
     if is_first_process():
         total = int(squares.rows().sum())
         done = "wrote" if num_decoded else "kept"
-        following = next_line(
-            f"train with dataset=dict(type='mapet_mm.StoredImages', store='{loader.store.path}', "
-            f"size={squares.size}, ...) and the rest of the pipeline"
-        )
-        print(f"{done} {squares.folder}: {total:,} squares of {squares.size} x {squares.size} px{following}")
+        stored = f"{total:,} squares of {squares.size} x {squares.size} px"
+        print(f"{done} {squares.folder}: {stored}{next_line(next_step(cfg, args, squares))}")
+
+
+def next_step(cfg: Config, args: argparse.Namespace, squares: "Squares") -> str:
+    """The training command; of a config that decodes images, with the dataset to put in their place."""
+    if "StoredImages" in str(cfg.train_dataloader.dataset):
+        return shell_command(cfg, ["train", args.config, *given_options(args)])
+    dataset = dict(type="mapet_mm.StoredImages", store=str(squares.store.path), size=squares.size)
+    return (
+        f"{shell_command(cfg, ['train', 'CONFIG'])}  # {args.config} with the dataset {dataset} and the "
+        "rest of its pipeline"
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 
 import argparse
 
-from command_line import add_runner_options, described_parser
+from command_line import add_runner_options, described_parser, given_options
 
 from mapet_mm.utils.errors import one_line_errors
 
@@ -55,7 +55,7 @@ def main() -> None:
         runner = build_runner(cfg, args.launcher)
         runner.train()
         if is_main_process():
-            print(training_report(cfg, args.config, bool(args.cfg_options)))
+            print(training_report(cfg, args.config, given_options(args)))
         del runner
         stop_processes()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mapet_mm.cli.stages import Stage, claim, run_stages
-from mapet_mm.utils.commands import tool_command
+from mapet_mm.utils.commands import loading_call, tool_command
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.utils.identity import IDENTITY, canonical, digest_of_file, require_settings
 
@@ -293,7 +293,7 @@ def next_steps(args: argparse.Namespace) -> str:
     if (args.out / HELD_OUT).exists():  # all protocols on the verdict's images
         lines.append(f"{evaluate} --all")
     lines.append(f"{evaluate} --data FOLDER")
-    lines.append(f'timm.create_model("local-dir:{args.out}/timm", pretrained=True)')
+    lines.append(loading_call("timm", args.out / "timm"))
     if has_hugging_face(args.out):
-        lines.append(f'transformers.AutoModel.from_pretrained("{args.out}/huggingface")')
+        lines.append(loading_call("hf", args.out / "huggingface"))
     return "next: " + "\n      ".join(lines)

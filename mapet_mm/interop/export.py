@@ -17,6 +17,7 @@ from mapet_mm.interop.onnx_export import SHAPES, write_onnx
 from mapet_mm.interop.timm_export import timm_call, timm_config
 from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
 from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.commands import loading_call
 from mapet_mm.weight_files import write_weights
 
 FOLDERS = ("timm", "hf")  # libraries that load a folder
@@ -105,14 +106,12 @@ def _write_folder(output: Path, target: str, weights: StateDict, description: De
     """Write the weights and what the library reads beside them; return the call that loads the folder."""
     if target == "timm":
         configs = {"config.json": timm_config(weights, description)}
-        call = f'timm.create_model("local-dir:{output}", pretrained=True)'
     else:
         configs = {
             "config.json": hf_config(weights, description),
             "preprocessor_config.json": hf_preprocessor(description),
         }
-        call = f'transformers.AutoModel.from_pretrained("{output}")'
     write_weights(output / "model.safetensors", _renamed(weights, target, fold), {ENTRY: asdict(description)})
     for name, content in configs.items():
         replace_file(output / name, (json.dumps(content, indent=2) + "\n").encode())
-    return call
+    return loading_call(target, output)

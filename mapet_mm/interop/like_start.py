@@ -14,6 +14,7 @@ from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.hf_timm import timm_to_hf
 from mapet_mm.interop.names import MASK_TOKEN, StateDict
 from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.commands import loading_call
 from mapet_mm.weight_files import write_weights
 
 # Entry of a training's config, and of the metadata of its checkpoints and of its start: the files that timm
@@ -72,13 +73,11 @@ def write_like_start(
 
     write_weights(output / "model.safetensors", weights)
     files = {"config.json": config}
-    call = f'timm.create_model("local-dir:{output}", pretrained=True)'
     if target == "hf":
         files["preprocessor_config.json"] = exports["hf_preprocessor"]
-        call = f'transformers.AutoModel.from_pretrained("{output}")'
     for name, content in files.items():
         replace_file(output / name, (json.dumps(content, indent=2) + "\n").encode())
-    return call
+    return loading_call(target, output)
 
 
 def _with_mask_token(

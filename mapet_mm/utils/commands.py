@@ -1,5 +1,6 @@
 """The tools behind the commands, and the command line of each."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -40,3 +41,17 @@ def tool_command(name: str, arguments: list[str], processes: str | int | None = 
 def next_line(command: str) -> str:
     """A new line with the command to run next; empty where `mapet-mm pretrain` goes on by itself."""
     return "" if STAGE in os.environ else f"\nnext: {command}"
+
+
+def loading_call(target: str, folder: Path) -> str:
+    """The Python call that loads a folder in timm ('timm') or Hugging Face Transformers ('hf').
+
+    Examples:
+        >>> loading_call("hf", Path("my run/huggingface"))
+        'transformers.AutoModel.from_pretrained("my run/huggingface")'
+    """
+    name = f"local-dir:{folder}" if target == "timm" else str(folder)
+    quoted = json.dumps(name, ensure_ascii=False)
+    if target == "timm":
+        return f"timm.create_model({quoted}, pretrained=True)"
+    return f"transformers.AutoModel.from_pretrained({quoted})"

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
@@ -138,7 +138,12 @@ def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mappin
             yield name, node
 
 
-def shell_command(cfg: Config, command: str) -> str:
-    """A command on a config as typed in a shell, with the variables that the config was read with."""
+def shell_command(cfg: Config, words: Iterable[str | os.PathLike]) -> str:
+    """A command of `mapet-mm` as typed in a shell, with the variables that its config was read with.
+
+    Examples:
+        >>> shell_command(Config(), ["test", "my config.py"])
+        "mapet-mm test 'my config.py'"
+    """
     variables = "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items())
-    return variables + command
+    return variables + shlex.join(["mapet-mm", *map(os.fspath, words)])

@@ -132,7 +132,7 @@ def test_what_a_work_directory_keeps_depends_on_no_variable(tmp_path):
     cfg.dump(tmp_path / "kept.py")
     kept = read_config(tmp_path / "kept.py", "digits")
     assert kept.to_dict() == cfg.to_dict()
-    assert shell_command(kept, "mapet-mm test") == "mapet-mm test"
+    assert shell_command(kept, ["test"]) == "mapet-mm test"
 
 
 def test_a_run_says_its_data_set_and_works_in_its_folder(capsys):
@@ -140,5 +140,5 @@ def test_a_run_says_its_data_set_and_works_in_its_folder(capsys):
         cfg = load_config("configs/micro/vit-micro_1xb64-coslr.py")
     assert cfg.work_dir == "work_dirs/clouds/vit-micro_1xb64-coslr"
     assert capsys.readouterr().err == "dataset: clouds\n"
-    assert shell_command(cfg, "mapet-mm test") == f"{VARIABLE}=clouds mapet-mm test"
+    assert shell_command(cfg, ["test", "my run"]) == f"{VARIABLE}=clouds mapet-mm test 'my run'"
     assert load_config("configs/micro/vit-micro_1xb64-coslr.py").work_dir.startswith("work_dirs/digits/")

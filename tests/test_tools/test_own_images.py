@@ -92,7 +92,7 @@ def test_your_own_images_lead_to_a_checkpoint_by_the_page_alone(clone, monkeypat
     assert (len(store), store.vocab_size, store.data_root) == (IMAGES, 16, "data/mine")
     # Each tool names the next of the page's commands, and nothing but data and work folders was written.
     for printed, command in zip(out[:2], commands[1:], strict=True):
-        assert f"next: {command.split('#')[0].strip().removesuffix(' --auto-scale-lr')}\n" in printed
+        assert f"next: {command.split('#')[0].strip().removesuffix(' --auto-scale-lr')}" in printed
     assert {path.name for path in clone.iterdir()} == {"configs", "data", "work_dirs"}
     (log,) = clone.glob("work_dirs/my_pretraining/*/*.log")
     assert (log.parents[1] / "epoch_1.pth").exists()
@@ -126,8 +126,11 @@ def test_a_recipe_of_another_store_is_not_named_as_the_next(clone):
     next_step = runpy.run_path(str(ROOT / "tools" / "extract_tokens.py"))["next_step"]
     store = TokenStore.create("data/mine/others", ["a.png"], (14, 14), 16, "test")
     said = next_step(Config.fromfile("configs/tokenizers/my_kclip.py"), store)
-    assert said.startswith("mapet-mm train CONFIG (not configs/mapet/my_pretraining.py, which")
-    assert "store='data/mine/others') in its pipeline and vocab_size=16 in its model" in said
+    assert said == (
+        "mapet-mm train CONFIG  # with {'type': 'mapet_mm.LoadTokenGrid', 'store': 'data/mine/others'} "
+        "in its pipeline and vocab_size=16 in its model; not configs/mapet/my_pretraining.py, which reads "
+        "another store"
+    )
 
 
 def test_a_program_of_ones_own_fills_a_store_as_the_page_says(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """The command lines of fit_codebook, extract_tokens and merge_token_stores, by one process and by two."""
 
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ from forked_processes import run_together
 from mmengine.config import Config
 from PIL import Image
 
-from mapet_mm.structures import TokenStore
+from mapet_mm.structures import Codebook, TokenStore
 from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
+from mapet_mm.utils.commands import TOOLS
 
 
 def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatch, capsys):
@@ -34,6 +37,27 @@ def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatc
     out = str(tmp_path / "other")
     run_tool(monkeypatch, "extract_tokens.py", config, "--out", out, "--on-error", "skip")
     assert len(TokenStore.open(out)) == 17
+
+
+def test_the_command_that_comes_next_works_as_it_is_printed(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "My Drive, it's [1]"
+    folder.mkdir()
+    few_images_config(folder).dump(str(folder / "tokenizer.py"))
+    codebook = folder / "seed=1,k=6.safetensors"
+    changed = ["--cfg-options", "codebook.seed=1", f"token_store={folder / 'other tokens'}"]
+    run_tool(monkeypatch, "fit_codebook.py", folder / "tokenizer.py", "--out", codebook, *changed)
+    (line,) = re.findall("^next: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    _, name, *words = shlex.split(line)
+    run_tool(monkeypatch, TOOLS[name][0], *words)
+    assert TokenStore.open(folder / "other tokens").tokenizer == Codebook.load(codebook).digest
+    capsys.readouterr()
+
+    following = folder / "pre training.py"
+    loads = dict(type="LoadTokenGrid", store=str(folder / "other tokens"))
+    Config(dict(train_dataloader=dict(dataset=dict(pipeline=[loads])))).dump(following)
+    run_tool(monkeypatch, TOOLS[name][0], *words, f"next_config={following}")
+    (line,) = re.findall("^next: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert shlex.split(line) == ["mapet-mm", "train", str(following)]
 
 
 def test_a_codebook_of_images_that_look_alike_is_reported(tmp_path, monkeypatch, capsys):

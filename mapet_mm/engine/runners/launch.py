@@ -1,8 +1,7 @@
 """Configs of `mapet-mm train` and `mapet-mm test` before the run, and their report after it."""
 
 import os
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -238,33 +237,32 @@ def _let_mmengine_load(objects: bool) -> None:
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 
 
-def training_report(cfg: Config, config_path: str, is_changed: bool = False) -> str:
+def training_report(cfg: Config, config_path: str, options: Sequence[str] = ()) -> str:
     """Two lines for the end of a training run: the last checkpoint, and the next command.
 
     Args:
-        cfg: what was trained.
+        cfg: of the training.
         config_path: its file.
-        is_changed: `--cfg-options` changed it; the next command then takes the copy in the work dir.
+        options: `--cfg-options` and what was given with it, which a test takes, too.
     """
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None:
         return f"wrote {cfg.work_dir} (no checkpoint: the config's CheckpointHook saved none)"
-    if is_changed:
-        config_path = str(Path(cfg.work_dir, Path(config_path).name))
-    following = next_line(next_command(cfg, config_path, checkpoint))
+    following = next_line(next_command(cfg, config_path, checkpoint, options))
     return f"wrote {cfg.work_dir}: last checkpoint {checkpoint}{following}"
 
 
-def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:
+def next_command(cfg: Config, config_path: str, checkpoint: str, options: Sequence[str] = ()) -> str:
     """The command after a training: the recipe that `next_config` names, the test or the features."""
     following = cfg.get("next_config")
     if following:
         option = f"model.backbone.init_cfg.checkpoint={checkpoint}"
         words = ["train", following, "--cfg-options", option]
     elif cfg.get("test_evaluator"):
-        words = ["test", config_path, checkpoint]
+        words = ["test", config_path, checkpoint, *options]
     else:
         words = ["evaluate", config_path, checkpoint]
         if "evaluation" not in cfg:
             words += ["--data", "FOLDER"]
-    return config_files.shell_command(cfg, shlex.join(["mapet-mm", *words]))
+        words += options
+    return config_files.shell_command(cfg, words)

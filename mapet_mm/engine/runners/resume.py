@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import shlex
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def read(path: Path, trust: bool = False) -> Any:
         except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
             raise BrokenCheckpointError(
                 f"{path} is truncated, or no checkpoint of PyTorch ({type(error).__name__}); "
-                f"`mapet-mm convert mm mm {path} weights.pth` makes one of safetensors"
+                f"`mapet-mm convert mm mm {shlex.quote(str(path))} weights.pth` makes one of safetensors"
             ) from error
     if unsafe:
         raise LaunchError(
@@ -215,7 +216,8 @@ def config_digests(cfg: Config) -> dict[str, str]:
         entries.pop("load_from", None)
     for _, value in nodes([entries.get("model"), entries.get("load_from")]):
         if isinstance(value, str) and os.path.isfile(value):
-            entries[f"content of {value}"] = digest_of_file(value)
+            file = value.replace("'", '"')  # MMEngine cannot write a key with an apostrophe into a log
+            entries[f"content of {file}"] = digest_of_file(value)
     return {name: digest(value)[:12] for name, value in sorted(entries.items())}
 
 

@@ -172,6 +172,9 @@ def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
     cfg = load_config(str(config))
     assert training_report(cfg, "mine.py").startswith(f"wrote {cfg.work_dir} (no checkpoint")
     assert next_command(cfg, "mine.py", "my run/last.pth") == "mapet-mm test mine.py 'my run/last.pth'"
+    assert next_command(cfg, "mine.py", "last.pth", ["--cfg-options", "model.head.num_classes=7"]) == (
+        "mapet-mm test mine.py last.pth --cfg-options model.head.num_classes=7"
+    )
     cfg.test_evaluator = None
     assert next_command(cfg, "mine.py", "last.pth") == ("mapet-mm evaluate mine.py last.pth --data FOLDER")
     monkeypatch.setenv("MAPET_MM_DATA", "digits_inverted")

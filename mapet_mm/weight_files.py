@@ -5,24 +5,30 @@ import io
 import json
 import os
 import re
+import shutil
+import socket
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from filelock import FileLock
 from mmengine.logging import HistoryBuffer
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
+from tqdm import tqdm
 
-from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.atomic_files import new_file, replace_file
+from mapet_mm.utils.dist import is_first_process, print_to_user
 from mapet_mm.utils.errors import UserError, listed, reason_of
 from mapet_mm.utils.identity import digest
+from mapet_mm.utils.shared_work import shared_lock
 
 # Keys under which checkpoints keep the network's weights, and averages of them beside.
 KEYS = ("state_dict", "model")
@@ -30,6 +36,7 @@ AVERAGES = ("state_dict_ema", "model_ema")
 # Parts of names that PyTorch's wrappers add: of several processes, of `torch.compile`, of recomputation.
 WRAPPERS = re.compile(r"(^|\.)((module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+")
 Value = TypeVar("Value")
+SILENCE = 30  # seconds, after which a server is given up
 
 
 class WeightFileError(UserError):
@@ -149,7 +156,8 @@ def read_entries(path: str | Path) -> dict[str, Any]:
 
 def _read(path: str | Path) -> tuple[Any, dict[str, str] | None]:
     """A file's content, and its header if it is .safetensors; no code in it is run."""
-    path = fetch(str(path)) if "://" in str(path) else Path(path)
+    is_fetched = "://" in str(path)
+    path = fetch(str(path)) if is_fetched else Path(path)
     path = path / "model.safetensors" if path.is_dir() else path
     if not path.is_file():
         raise WeightFileError(f"{path} does not exist")
@@ -165,9 +173,11 @@ def _read(path: str | Path) -> tuple[Any, dict[str, str] | None]:
     except Exception as error:  # a damaged file can raise any error
         met = error.__context__ if isinstance(error, UnpicklingError) and error.__context__ else error
         reason = f"{type(met).__name__}: {met}".partition("\n")[0].partition(". Please")[0]
+        remedy = "if you trust it, save its weights alone by torch.save(model.state_dict(), FILE)"
+        if is_fetched:  # earlier versions kept a download that had broken off
+            remedy = f"remove it to fetch it again; {remedy}"
         raise WeightFileError(
-            f"{path} is not a checkpoint of tensors and plain values ({reason[:200]}): if you trust it, "
-            "save its weights alone by torch.save(model.state_dict(), FILE)"
+            f"{path} is not a checkpoint of tensors and plain values ({reason[:200]}): {remedy}"
         ) from error
 
 
@@ -188,16 +198,48 @@ def fetch(address: str) -> Path:
     folder = Path(torch.hub.get_dir(), "checkpoints", digest(address)[:16])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / os.path.basename(address.partition("?")[0])
-    with FileLock(f"{file}.lock"):
+    with shared_lock(file.with_name(f"{file.name}.lock")):
         if not file.is_file():
-            try:  # the file appears when it is whole
-                torch.hub.download_url_to_file(address, str(file))
-            except OSError as error:
-                raise WeightFileError(
-                    f"could not fetch {address} ({reason_of(error)[:160]}): check the network, or put the "
-                    f"file at {file}"
-                ) from None
+            download(address, file)
     return file
+
+
+def download(address: str, file: Path) -> None:
+    """Download a file, which appears when it is whole.
+
+    Raises:
+        WeightFileError: the server cannot be reached, says nothing for 30 s, or breaks off.
+    """
+    print_to_user(f"fetching {address}")
+    remedy = f"or put the file at {file}"
+    request = urllib.request.Request(address, headers={"User-Agent": "mapet_mm"})
+    try:
+        with urllib.request.urlopen(request, timeout=SILENCE) as response, new_file(file) as partial:
+            length = int(response.headers.get("Content-Length") or 0)
+            bar = dict(total=length, desc=file.name, disable=not is_first_process())
+            with open(partial, "wb") as written, tqdm.wrapattr(written, "write", **bar) as counted:
+                shutil.copyfileobj(response, counted)
+            size = partial.stat().st_size
+            if size < length:  # which `response` reads like the end
+                raise WeightFileError(
+                    f"{address} broke off after {size:,} of {length:,} bytes: run the same command again, "
+                    + remedy
+                )
+    except (OSError, HTTPException) as error:
+        raise WeightFileError(
+            f"could not fetch {address} ({reason_of(error)[:160]}): check the network, {remedy}"
+        ) from None
+
+
+@contextmanager
+def limited_silence() -> Iterator[None]:
+    """Let the downloads of libraries give up a server that says nothing for 30 s, which they wait for."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from mapet_mm.cli.verdict import read_labels
 from mapet_mm.datasets.formats import EXTENSIONS
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
-from mapet_mm.utils.disk import GIGABYTE
+from mapet_mm.utils.disk import GIGABYTE, free_bytes
 from mapet_mm.utils.errors import UserError
 
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
@@ -130,10 +129,15 @@ def choose_squares(images: int, side: int, epochs: int, out: Path) -> tuple[bool
     It pays from the second epoch on. Half of the free disk stays for checkpoints and other users.
     """
     needed = images * 3 * side**2
-    free = shutil.disk_usage(out).free
-    cost = f"{needed / GIGABYTE:.3g} GB; {free / GIGABYTE:.3g} GB are free"
     if epochs == 1:
         return False, "squares: not stored, because one epoch decodes each image once"
+    free = free_bytes(out)
+    if free is None:
+        return False, (
+            f"squares: not stored, because they need {needed / GIGABYTE:.3g} GB and the disk does not say "
+            "how much is free: each epoch decodes all images"
+        )
+    cost = f"{needed / GIGABYTE:.3g} GB; {free / GIGABYTE:.3g} GB are free"
     if needed > free / 2:
         return False, f"squares: not stored, because they need {cost}: each epoch decodes all images"
     return True, f"squares: each image is decoded once and stored, in {cost}"

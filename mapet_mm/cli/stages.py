@@ -30,13 +30,17 @@ class Stage:
 
 def claim(folder: Path) -> TextIO | None:
     """Open a file that claims a folder until it is closed; None if it is claimed already."""
+    from mapet_mm.utils.shared_work import has_locks
+
     folder.mkdir(parents=True, exist_ok=True)
-    file = open(folder / "claim", "a")  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
+    path = folder / "claim"
+    file = open(path, "a")  # noqa: SIM115
+    if has_locks(path):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
     return file
 
 

@@ -5,17 +5,16 @@ mapet://vit-base-kclip`, and, with `mapet_mm.hub`, `get_model(NAME, pretrained=T
 once, into torch.hub's folder, and converted without running any code in them.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from mapet_mm.interop.convert import reference_to_mm
-from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.weight_files import WeightFileError, read_checkpoint, read_weights, write_weights
+from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.shared_work import shared_lock
+from mapet_mm.weight_files import WeightFileError, download, read_checkpoint, read_weights, write_weights
 
 SCHEME = "mapet://"
 ADDRESS = "https://ailb-web.ing.unimore.it/publicfiles/MaPeT_checkpoints/"
@@ -27,14 +26,15 @@ FILES = {
 
 
 class ReleasedWeightsError(UserError):
-    """Weights are not released or cannot be fetched."""
+    """Weights are not released, or a file has others."""
 
 
 def released_weights(name: str) -> Path:
     """The file of released weights, such as 'vit-base-kclip', fetched and converted if not there yet.
 
     Raises:
-        ReleasedWeightsError: no such weights, they cannot be fetched, or the file is not the authors'.
+        ReleasedWeightsError: no such weights, or the file is not the authors'.
+        WeightFileError: they cannot be fetched.
     """
     name = name.removeprefix(SCHEME)
     if name not in FILES:
@@ -42,18 +42,10 @@ def released_weights(name: str) -> Path:
     folder = Path(torch.hub.get_dir()) / "mapet"
     converted, original = folder / f"{name}.pth", folder / FILES[name]
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{name}.lock"):  # only one process downloads
+    with shared_lock(folder / f"{name}.lock"):  # only one process downloads
         if not converted.is_file():
-            address = ADDRESS + FILES[name]
-            try:  # the file appears when it is whole
-                if not original.is_file():
-                    first = os.environ.get("RANK", "0") == "0"
-                    torch.hub.download_url_to_file(address, str(original), progress=first)
-            except Exception as error:  # the remedy is the same for all errors
-                raise ReleasedWeightsError(
-                    f"could not fetch {address} ({reason_of(error)[:160]}): check the network, or put the "
-                    f"file at {original}"
-                ) from None
+            if not original.is_file():
+                download(ADDRESS + FILES[name], original)
             try:
                 write_weights(converted, reference_to_mm(read_weights(original)))
             except (WeightFileError, ValueError) as error:  # for example a proxy's error page

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from jaxtyping import Bool, Int, Int64, UInt8, UInt64
 from mmengine.utils import to_2tuple
 from safetensors import safe_open
@@ -36,6 +35,7 @@ from mapet_mm.structures.store_files import (
 from mapet_mm.structures.stored_names import StoredNames, name_hash, name_hashes
 from mapet_mm.structures.tensor_file import TensorFile
 from mapet_mm.utils.identity import explain
+from mapet_mm.utils.shared_work import shared_lock
 
 LOCK = ".lock"
 
@@ -303,9 +303,9 @@ class TokenStore:
         if problem:
             raise TokenStoreError(f"token store `{self.path}` {problem}")
 
-    def lock(self) -> FileLock:
+    def lock(self) -> AbstractContextManager:
         """The lock of whoever reads a part or the manifest in order to replace it."""
-        return FileLock(self.path / LOCK, mode=0o666)  # less the umask, as any file
+        return shared_lock(self.path / LOCK)
 
     def verify(self) -> None:
         """Raise TokenStoreError if a file has changed since it was written, by their digests."""

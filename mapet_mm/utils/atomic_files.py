@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# What file systems answer that cannot flush a folder (SMB shares, sshfs, shared folders) or, some, a file.
+CANNOT_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file in one step; it is on disk when this returns. A killed run leaves the old or the new file.
@@ -85,10 +88,13 @@ def partial_path(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
+    """Flush a file, or the names in a folder, to disk, where its file system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in CANNOT_FLUSH:
+            raise
     finally:
         os.close(descriptor)
 

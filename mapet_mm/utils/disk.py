@@ -23,9 +23,24 @@ def require_room(folder: Path, num_bytes: int, what: str, remedy: str) -> None:
     """
     if not num_bytes:
         return
-    existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    free = shutil.disk_usage(existing).free
-    needed = f"{what}: {num_bytes / GIGABYTE:,.3g} GB to write into {folder}, {free / GIGABYTE:,.3g} GB free"
+    needed = f"{what}: {num_bytes / GIGABYTE:,.3g} GB to write into {folder}"
+    free = free_bytes(folder)
+    if free is None:
+        print_once(f"{needed}, whose disk does not say how much is free")
+        return
+    needed += f", {free / GIGABYTE:,.3g} GB free"
     print_once(needed)
     if num_bytes > free:
         raise UserError(f"{needed}: make room, or {remedy}")
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Bytes that are free on the disk of a folder, if it exists or not.
+
+    None where the disk does not say: some network disks report 0, however much is free.
+    """
+    existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    try:
+        return shutil.disk_usage(existing).free or None
+    except OSError:
+        return None

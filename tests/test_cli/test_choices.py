@@ -382,12 +382,13 @@ def test_mapet_is_the_method_of_runs_that_name_none(photographs, planned):
         (1_281_167, 300, 380e9, False, "193 GB; 380 GB are free: each epoch decodes"),
         (10, 2, 4e6, True, "0.00151 GB; 0.004 GB are free"),
         (10, 1, 400e9, False, "one epoch decodes each image once"),
+        (10, 2, 0, False, "0.00151 GB and the disk does not say how much is free"),  # as some network disks
     ],
 )
 def test_squares_are_stored_if_several_epochs_read_them_and_half_of_the_disk_has_room(
     images, epochs, free, stored, line, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(choices.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     chosen, said = choices.choose_squares(images, 224, epochs, tmp_path)
     assert chosen == stored
     assert line in said

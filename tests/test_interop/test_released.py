@@ -1,6 +1,8 @@
 """The authors' weights by name: fetched once, converted, loaded wherever a checkpoint is taken."""
 
 import urllib.error
+import urllib.request
+from pathlib import Path
 
 import mmpretrain
 import pytest
@@ -14,6 +16,7 @@ from mapet_mm.convert import mm_to_reference
 from mapet_mm.interop import released
 from mapet_mm.interop.released import FILES, ReleasedWeightsError, released_weights
 from mapet_mm.models import MaPeTViT
+from mapet_mm.weight_files import WeightFileError
 
 METHODS = ("mapet", "pim", "mim", "visible_mim", "beit", "cae")
 SMALL = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=96)
@@ -35,12 +38,12 @@ def fetched(monkeypatch, tmp_path, vit) -> list[str]:
     weights |= {"head.fc.weight": torch.randn(5, 24), "head.fc.bias": torch.randn(5)}
     addresses: list[str] = []
 
-    def fetch(address: str, target: str, progress: bool = True) -> None:
+    def fetch(address: str, target: Path) -> None:
         addresses.append(address)
         torch.save({"state_dict": mm_to_reference(weights), "arch": "vit_standard"}, target)
 
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
+    monkeypatch.setattr(released, "download", fetch)
     return addresses
 
 
@@ -94,8 +97,10 @@ def test_without_a_network_one_line_names_the_place_for_the_file(fetched, monkey
     def fail(*_, **__):
         raise urllib.error.URLError("Name or service not known")
 
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
-    with pytest.raises(ReleasedWeightsError) as error:
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(urllib.request, "urlopen", fail)
+    with pytest.raises(WeightFileError) as error:
         released_weights("vit-base-vqkd")
     assert str(error.value).endswith(f"file at {tmp_path / 'mapet' / FILES['vit-base-vqkd']}")
     assert "\n" not in str(error.value)

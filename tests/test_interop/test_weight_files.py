@@ -6,11 +6,16 @@ import functools
 import io
 import os
 import pickle
+import socket
 import struct
 import subprocess
+import threading
+import time
+import urllib.request
 import zipfile
 from collections.abc import Callable
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +24,14 @@ import torch
 from mmengine.logging import HistoryBuffer
 from safetensors.torch import save
 
+from mapet_mm import weight_files
 from mapet_mm.structures import Codebook, TokenStore
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import (
     SAFE_GLOBALS,
     WeightFileError,
     fetch,
+    limited_silence,
     only_safe_globals,
     read_checkpoint,
     read_weights,
@@ -202,12 +209,12 @@ def test_a_file_at_an_address_is_fetched_once_and_read_safely(tmp_path, monkeypa
     fetched, canary = [], tmp_path / "canary"
     contents = {"https://host/weights.pth": saved(WEIGHTS), "https://host/evil.pth": a_call(canary)}
 
-    def download(address: str, file: str) -> None:
+    def download(address: str, file: Path) -> None:
         fetched.append(address)
-        Path(file).write_bytes(contents[address])
+        file.write_bytes(contents[address])
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setattr(weight_files, "download", download)
     for _ in range(2):
         torch.testing.assert_close(read_weights("https://host/weights.pth"), WEIGHTS)
     with pytest.raises(WeightFileError, match="system"):
@@ -218,7 +225,7 @@ def test_a_file_at_an_address_is_fetched_once_and_read_safely(tmp_path, monkeypa
 
 def test_addresses_that_end_alike_have_files_of_their_own_under_their_own_names(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, file: Path(file).write_text(url))
+    monkeypatch.setattr(weight_files, "download", lambda url, file: file.write_text(url))
     addresses = [f"https://host/{model}/resolve/main/pytorch_model.bin?x=1" for model in ("a", "b", "a")]
     files = [fetch(address) for address in addresses]
     assert [file.read_text() for file in files] == addresses
@@ -227,19 +234,86 @@ def test_addresses_that_end_alike_have_files_of_their_own_under_their_own_names(
 
 @pytest.mark.parametrize("address", ["http://host/weights.pth", "s3://bucket/weights.pth"])
 def test_weights_come_over_https_alone(address, monkeypatch):
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr(weight_files, "download", lambda *_: pytest.fail("fetched"))
     with pytest.raises(WeightFileError, match="https"):
         read_weights(address)
 
 
-def test_an_address_that_cannot_be_fetched_says_where_its_file_may_be_put(tmp_path, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise OSError("no route")
+class Publisher(BaseHTTPRequestHandler):
+    """Serves weights whole, half of them, or says nothing for a second."""
+
+    def do_GET(self) -> None:
+        content = save(WEIGHTS)
+        if self.path == "/silent":
+            time.sleep(1)
+        self.send_response(200)
+        if self.path == "/chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.path == "/chunked":
+            self.wfile.write(b"%x\r\n" % len(content))
+        self.wfile.write(content if self.path == "/whole" else content[: len(content) // 2])
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def publisher(tmp_path, monkeypatch):
+    """A publisher on this machine; its addresses have https:// as a certificate would allow."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Publisher)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    urlopen = urllib.request.urlopen
+
+    def without_tls(request: urllib.request.Request, timeout: float):
+        address = request.full_url.replace("https://host", f"http://127.0.0.1:{server.server_port}")
+        return urlopen(address, timeout=timeout)
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
-    with pytest.raises(WeightFileError, match=rf"no route.*{tmp_path}"):
-        read_weights("https://host/weights.pth")
+    monkeypatch.setattr(urllib.request, "urlopen", without_tls)
+    monkeypatch.setattr(weight_files, "SILENCE", 0.3)
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_file_is_said_to_be_fetched_and_comes_whole(publisher, capsys):
+    torch.testing.assert_close(read_weights("https://host/whole"), WEIGHTS)
+    assert "fetching https://host/whole\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("half", rf"broke off after {len(save(WEIGHTS)) // 2} of {len(save(WEIGHTS))} bytes: run the same"),
+        ("chunked", r"could not fetch .*IncompleteRead.*check the network, or put the file at .*/chunked"),
+        ("silent", r"could not fetch .*timed out.*check the network, or put the file at .*/silent"),
+    ],
+)
+def test_a_download_that_breaks_off_or_is_silent_leaves_nothing_and_says_what_to_do(
+    name, said, publisher, tmp_path
+):
+    for _ in range(2):
+        with pytest.raises(WeightFileError, match=said):
+            read_weights(f"https://host/{name}")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_libraries_give_up_a_silent_server_too(monkeypatch):
+    monkeypatch.setattr(weight_files, "SILENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server, limited_silence(), pytest.raises(TimeoutError):
+        urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}")
+    assert socket.getdefaulttimeout() is None
+
+
+def test_what_an_earlier_version_fetched_in_part_is_to_be_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(weight_files, "download", lambda _, file: file.write_bytes(save(WEIGHTS)[:-8]))
+    with pytest.raises(WeightFileError, match=r"weights\.safetensors .*: remove it to fetch it again"):
+        read_weights("https://host/weights.safetensors")
 
 
 @pytest.mark.parametrize("what", ["codebook", "token store", "cached features"])

@@ -1,5 +1,6 @@
 """From images to a codebook: sampled, interrupted, refused."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,19 @@ def test_sampling_says_what_it_writes_and_stops_if_the_disk_has_less(cfg, read, 
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=needed))
     run_fit_codebook(cfg)
     assert f"sampled features: {needed / 1e9:.3g} GB to write" in capsys.readouterr().out
+
+
+def unknown(_: object) -> None:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize("disk_usage", [lambda _: SimpleNamespace(free=0), unknown])
+def test_a_disk_that_does_not_say_how_much_is_free_is_written_to(cfg, disk_usage, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.disk_usage", disk_usage)
+    run_fit_codebook(cfg)
+    assert (
+        "codebook.safetensors.features, whose disk does not say how much is free" in capsys.readouterr().out
+    )
 
 
 def test_rows_are_picked_out_and_rounded_before_they_leave_the_device():

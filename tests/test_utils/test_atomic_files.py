@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 
 import pytest
 
@@ -31,6 +32,24 @@ def test_a_full_disk_leaves_the_old_file_and_is_named(call, tmp_path, monkeypatc
     with pytest.raises(OSError, match=r"No space left.*file"):
         replace_file(tmp_path / "file", b"new")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
+@pytest.mark.parametrize("only_folders", [True, False])
+def test_files_are_written_where_the_file_system_cannot_flush(number, only_folders, tmp_path, monkeypatch):
+    flush = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if only_folders and not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            return flush(descriptor)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    replace_file(tmp_path / "file", b"new")
+    with new_folder(tmp_path / "folder") as folder:
+        (folder / "inside").write_bytes(b"new")
+    assert [path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()] == [b"new"] * 2
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_an_error_of_another_kind_keeps_its_words():

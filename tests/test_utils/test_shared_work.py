@@ -1,9 +1,18 @@
 """Blocks of shared work: each process its own, then whatever others left; the processes may be any number."""
 
+import errno
+import fcntl
+import os
+import warnings
+
+import filelock
 import pytest
 
+from mapet_mm.cli.stages import claim
+from mapet_mm.engine.runners.launch import claimed_work_dir
+from mapet_mm.tokenizers import TokenStore, extend_store
 from mapet_mm.utils.dist import process_number
-from mapet_mm.utils.shared_work import my_blocks
+from mapet_mm.utils.shared_work import my_blocks, shared_lock
 
 
 def run_as(monkeypatch, rank: int, size: int) -> None:
@@ -66,3 +75,31 @@ def test_a_process_knows_its_number(environment, number, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert process_number() == number
+
+
+def test_a_lock_keeps_others_out_and_waits_as_long_as_it_is_told(tmp_path):
+    with shared_lock(tmp_path / "lock"), pytest.raises(filelock.Timeout), shared_lock(tmp_path / "lock", 0):
+        pass
+    with shared_lock(tmp_path / "lock", 0):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_written_to_and_said_once(number, tmp_path, monkeypatch, capsys):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store = TokenStore.create(tmp_path / "store", ["a", "b"], grid=1, vocab_size=8, tokenizer="x")
+        store.write([0], [[[3]]])
+        store.write([1], [[[4]]])
+        assert len(extend_store(tmp_path / "store", ["c"])) == 3
+        with claimed_work_dir(str(tmp_path / "work")), claim(tmp_path / "run"):
+            assert store["b"].item() == 4
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" is on a file system without locks")[0] for line in lines] == [
+        f"note: {tmp_path / name}" for name in ("store", "work", "run")
+    ]
+    assert all(os.strerror(number) in line for line in lines)

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from mmengine.config import Config, ConfigDict
 
 from mapet_mm.engine.hooks.total_batch_hook import check_accumulation
@@ -28,6 +28,7 @@ from mapet_mm.utils.dist import is_first_process, local_rank, print_to_user
 from mapet_mm.utils.errors import LaunchError
 from mapet_mm.utils.gpus import require_usable_gpu
 from mapet_mm.utils.precision import choose_dtype
+from mapet_mm.utils.shared_work import shared_lock
 
 LABEL_CHECKS = dict(
     class_names_check=dict(type="mapet_mm.ClassNamesCheckHook"),
@@ -89,17 +90,14 @@ def claimed_work_dir(work_dir: str) -> Iterator[None]:
         yield
         return
     Path(work_dir).mkdir(parents=True, exist_ok=True)
-    lock = FileLock(Path(work_dir, LOCK))
-    try:
-        lock.acquire(timeout=CLAIM_SECONDS)
-    except Timeout:
-        raise LaunchError(
-            f"another training is running in {work_dir}: wait for its end, or take another --work-dir"
-        ) from None
-    try:
+    with ExitStack() as held:
+        try:
+            held.enter_context(shared_lock(Path(work_dir, LOCK), CLAIM_SECONDS))
+        except Timeout:
+            raise LaunchError(
+                f"another training is running in {work_dir}: wait for its end, or take another --work-dir"
+            ) from None
         yield
-    finally:
-        lock.release()
 
 
 def configure_training(

@@ -9,10 +9,10 @@ import contextlib
 import os
 import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,8 +21,10 @@ from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook
+from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import reason_of
-from mapet_mm.weight_files import read_weights
+from mapet_mm.utils.shared_work import shared_lock
+from mapet_mm.weight_files import limited_silence, read_weights
 
 if TYPE_CHECKING:  # open_clip is imported only where a tower is built
     from open_clip.modified_resnet import ModifiedResNet
@@ -199,7 +201,10 @@ def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
     os.makedirs(cache, exist_ok=True)
     source = get_pretrained_cfg(clip_model, pretrained)
     try:
-        with FileLock(os.path.join(cache, f"{clip_model}-{pretrained}.lock")):
+        with shared_lock(Path(cache, f"{clip_model}-{pretrained}.lock")), limited_silence():
+            url = source.get("url", "")
+            if not os.path.isfile(os.path.join(cache, os.path.basename(url))):
+                print_to_user(f"fetching the '{pretrained}' weights of {clip_model} {url}")
             # From the publisher's address: open_clip verifies the checksums of these files.
             return download_pretrained(source, prefer_hf_hub=False, cache_dir=cache)
     except Exception as error:  # the remedy is the same for all errors

@@ -15,6 +15,7 @@ from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
 from trainings import read_checkpoint, read_scalars
 
+from mapet_mm import weight_files
 from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
 from mapet_mm.engine.runners.resume import (
     BrokenCheckpointError,
@@ -110,7 +111,7 @@ def test_a_checkpoint_at_an_address_is_fetched_and_read_as_safely_as_a_file(
     torch.save({"state_dict": {}, "mine": Foreign()}, foreign)
     files = {"https://host/good.pth": trained.work / "epoch_2.pth", "https://host/foreign.pth": foreign}
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, file: shutil.copy(files[url], file))
+    monkeypatch.setattr(weight_files, "download", lambda url, file: shutil.copy(files[url], file))
     with pytest.raises(LaunchError, match=r"Foreign.*--trust-checkpoint"):
         configured(road, trained.config, "https://host/foreign.pth", tmp_path / "work")
     with pytest.raises(LaunchError, match=r"http:.*https"):
@@ -129,7 +130,7 @@ def test_names_of_model_zoos_are_fetched_and_other_addresses_need_trust(trained,
         shutil.copy(trained.work / "epoch_2.pth", file)
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setattr(weight_files, "download", download)
     for name in ("torchvision://resnet18", "open-mmlab://vgg16_caffe"):
         assert Path(require_checkpoint("checkpoint", name)).is_file()
     assert [address.partition("://")[0] for address in addresses] == ["https", "https"]

@@ -4,6 +4,7 @@ import filelock
 import pytest
 import torch
 
+from mapet_mm import weight_files
 from mapet_mm.models.target_generators import kclip
 from mapet_mm.models.target_generators.frozen_network import build_frozen, weights_digest
 from mapet_mm.registry import MODELS
@@ -104,7 +105,7 @@ def test_of_processes_that_start_at_once_one_fetches_the_weights(which, tmp_path
         return "RN50.pt"
 
     monkeypatch.setattr("open_clip.pretrained.download_pretrained", download)
-    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setattr(weight_files, "download", download)
     if which == "CLIP":
         assert kclip.weights_file("RN50", "openai") == "RN50.pt"
     else:

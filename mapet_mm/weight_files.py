@@ -231,6 +231,22 @@ def download(address: str, file: Path) -> None:
         ) from None
 
 
+def require_answer(address: str, remedy: str) -> None:
+    """Ask a server for anything, because libraries wait for a silent one many times.
+
+    Raises:
+        WeightFileError: it says nothing for 30 s. Of any other error, the library tells more.
+    """
+    request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "mapet_mm"})
+    try:
+        urllib.request.urlopen(request, timeout=SILENCE).close()
+    except OSError as error:
+        if isinstance(getattr(error, "reason", error), TimeoutError):
+            raise WeightFileError(
+                f"{address} says nothing for {SILENCE} s: check the network and the proxy; {remedy}"
+            ) from None
+
+
 @contextmanager
 def limited_silence() -> Iterator[None]:
     """Let the downloads of libraries give up a server that says nothing for 30 s, which they wait for."""

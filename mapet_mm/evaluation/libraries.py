@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import GatedRepoError, RepositoryNotFoundError
@@ -13,8 +14,9 @@ from torch import nn
 from mapet_mm.dependencies import EXTRAS
 from mapet_mm.evaluation.checkpoint_weights import fill_missing
 from mapet_mm.interop.description import INTERPOLATIONS, Preparation
+from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.weight_files import only_safe_globals
+from mapet_mm.weight_files import limited_silence, only_safe_globals, require_answer
 
 # Image processors of Hugging Face whose settings say all that they do; and those of them that resize to more
 # than `size`, with the share of it that their crop has.
@@ -84,6 +86,8 @@ def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, P
     """A model of timm, and what its `pretrained_cfg` says."""
     import timm
 
+    if with_weights and not name.startswith("local-dir:"):
+        _reach_hub(f"timm:{name}")
     model = timm.create_model(name, pretrained=with_weights)
     if side and hasattr(model, "set_input_size"):  # position embeddings of one size
         model.set_input_size(img_size=side)
@@ -107,6 +111,8 @@ def _hugging_face(
     """A model of Hugging Face, what its image processor says, and weights that its files lack, then NaN."""
     import transformers
 
+    if not Path(name).is_dir():
+        _reach_hub(f"hf:{name}")
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(name)
     missing = []
@@ -205,13 +211,24 @@ def _torchvision(name: str, with_weights: bool, side: int | None) -> tuple[nn.Mo
     name, _, tag = name.partition(":")
     weights = models.get_model_weights(name)[tag or "DEFAULT"]
     options = {"image_size": side} if side and name.startswith("vit") else {}
-    model = models.get_model(name, weights=weights if with_weights else None, **options)
+    with limited_silence():
+        model = models.get_model(name, weights=weights if with_weights else None, **options)
     known = weights.transforms()
     (crop,), (resize,) = known.crop_size, known.resize_size
     prepared = Preparation(
         (crop, crop), tuple(known.mean), tuple(known.std), resize, known.interpolation.value
     )
     return model, prepared, []
+
+
+def _reach_hub(name: str) -> None:
+    """Say that a model comes from Hugging Face's hub or its cache; WeightFileError if the hub is silent."""
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
+        return
+    print_to_user(f"{name}: looked up at {ENDPOINT}, and fetched unless it is in the cache")
+    require_answer(ENDPOINT, f"HF_HUB_OFFLINE=1 takes {name} from the cache")
 
 
 LIBRARIES = {"timm": _timm, "hf": _hugging_face, "torchvision": _torchvision}

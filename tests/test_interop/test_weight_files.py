@@ -35,6 +35,7 @@ from mapet_mm.weight_files import (
     only_safe_globals,
     read_checkpoint,
     read_weights,
+    require_answer,
     write_weights,
 )
 
@@ -242,10 +243,14 @@ def test_weights_come_over_https_alone(address, monkeypatch):
 class Publisher(BaseHTTPRequestHandler):
     """Serves weights whole, half of them, or says nothing for a second."""
 
-    def do_GET(self) -> None:
-        content = save(WEIGHTS)
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
         if self.path == "/silent":
             time.sleep(1)
+        return parsed
+
+    def do_GET(self) -> None:
+        content = save(WEIGHTS)
         self.send_response(200)
         if self.path == "/chunked":
             self.send_header("Transfer-Encoding", "chunked")
@@ -269,8 +274,8 @@ def publisher(tmp_path, monkeypatch):
     urlopen = urllib.request.urlopen
 
     def without_tls(request: urllib.request.Request, timeout: float):
-        address = request.full_url.replace("https://host", f"http://127.0.0.1:{server.server_port}")
-        return urlopen(address, timeout=timeout)
+        request.full_url = request.full_url.replace("https://host", f"http://127.0.0.1:{server.server_port}")
+        return urlopen(request, timeout=timeout)
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(urllib.request, "urlopen", without_tls)
@@ -307,6 +312,13 @@ def test_libraries_give_up_a_silent_server_too(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server, limited_silence(), pytest.raises(TimeoutError):
         urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}")
     assert socket.getdefaulttimeout() is None
+
+
+def test_a_server_has_to_answer_whatever_it_says(publisher, capsys):
+    require_answer("https://host/missing", "take the cache")  # 501: it serves no HEAD
+    require_answer("https://nowhere.invalid/x", "take the cache")  # the library tells more
+    with pytest.raises(WeightFileError, match=r"silent says nothing for 0\.3 s.*take the cache"):
+        require_answer("https://host/silent", "take the cache")
 
 
 def test_what_an_earlier_version_fetched_in_part_is_to_be_removed(tmp_path, monkeypatch):

@@ -184,6 +184,53 @@ def test_what_leaves_pixels_with_their_tokens_passes(root, case, few_draws):
     check(root, *case)
 
 
+# `pretrain --init` with a ViT of 32 px in 8 x 8 patches and `--tokenizer random`, whose images have 128 px.
+FINE = dict(backend="pillow", interpolation="bicubic")
+
+
+def cut(side: int, crop: int = 32, **options) -> list:
+    edge = dict(FINE, **options)
+    return [
+        LOAD,
+        dict(type="ResizeEdge", scale=side, edge="short", **edge),
+        dict(type="CenterCrop", crop_size=crop),
+    ]
+
+
+@pytest.fixture(scope="module")
+def fine(tmp_path_factory):
+    """As CIFAR-10's pictures, and one that is cropped."""
+    root = tmp_path_factory.mktemp("fine")
+    Image.fromarray(photographs.chelsea()[:32, :32]).save(root / "cat.png")
+    seen = dict(pipeline=[*cut(128, 128), dict(type="PackInputs")], data_preprocessor={})
+    store = TokenStore.create(root / "fine", ["cat.png"], (8, 8), 8192, "test", str(root), seen)
+    store.write([0], np.zeros((1, 8, 8), int))
+    return root
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [cut(32), cut(32, interpolation="bilinear"), cut(32, backend="cv2"), [LOAD, dict(SQUARE, crop_size=32)]],
+)
+def test_patches_of_four_pixels_pass_with_their_tokens(fine, steps, few_draws):
+    check(fine, steps, name="fine")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        cut(33),
+        cut(34),
+        [*cut(32), dict(type="RandomCrop", crop_size=32, padding=1)],
+        [*cut(32), FLIP],
+        [LOAD, dict(type="Resize", scale=(32, 32))],
+    ],
+)
+def test_patches_of_four_pixels_that_are_a_pixel_off_are_refused(fine, steps, few_draws):
+    with pytest.raises(TokenStoreError, match=REFUSED):
+        check(fine, steps, name="fine")
+
+
 def new_ids(results: dict) -> dict:
     return results | {"token_grid": results["token_grid"] + 10**6}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mapet_mm.cli.verdict import HELD_OUT, add_entries, write_lists
 from mapet_mm.interop.like_start import EXPORTS
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
-from mapet_mm.utils.config import type_name
+from mapet_mm.utils.config import nodes, type_name
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import IDENTITY
 
@@ -64,6 +65,26 @@ def lengthen(out: Path, options: dict[str, Any], epochs: int) -> str:
         f"epochs: {options['epochs']}, now {epochs}: the training goes on from its last checkpoint, at the "
         f"learning rate that {epochs} epochs have there"
     )
+
+
+def move_images(out: Path, images: Path) -> str:
+    """Let RUN's configs read the images from the folder in which they lie now.
+
+    Returns:
+        A line about it; empty if it is the same folder as before.
+    """
+    before = Config.fromfile(out / TOKENIZER).data_root
+    if os.path.realpath(out / before) == os.path.realpath(images):
+        return ""
+    now = str(images.absolute())
+    for name in (PRETRAINING, TOKENIZER):  # the one that says where they were comes last
+        cfg = Config.fromfile(out / name)
+        moved = {key: now for key, value in nodes(cfg.to_dict()) if value == before}
+        cfg.merge_from_dict(moved)
+        if name == PRETRAINING:
+            cfg.resume = True
+        write_config(out / name, cfg)
+    return f"images: in {before} before, now in {now}"
 
 
 def share_batch(out: Path, processes: int) -> str:

@@ -20,7 +20,14 @@ from typing import Any
 from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.utils.commands import loading_call, tool_command
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.utils.identity import IDENTITY, canonical, digest_of_file, require_settings
+from mapet_mm.utils.identity import (
+    IDENTITY,
+    canonical,
+    digest_of_file,
+    file_digests,
+    require_same_files,
+    require_settings,
+)
 
 ARCHS = ("tiny", "small", "base")
 METHODS = ("mapet", "visible-mim")
@@ -181,9 +188,64 @@ def with_start(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, A
         return options
     from mapet_mm.cli.starts import INIT, source_digest
 
-    recorded = recorded_options(args.out).get("start", {})
-    source = source_digest(args.init) or recorded.get("source")
+    recorded = recorded_options(args.out)
+    source = source_digest(args.init)
+    if "start" in recorded:
+        before = recorded["start"]["source"]
+        if source is None or before is None:
+            source = before
+        elif source == before:  # wherever it lies now
+            options = {**options, "init": recorded["init"]}
     return {**options, "start": dict(weights=digest_of_file(args.out / INIT), source=source)}
+
+
+def with_files(args: argparse.Namespace, options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The options with digests of 64 of the images, and of the labels: their identity, wherever they lie.
+
+    Images and labels that are those of RUN's first start keep the path that they had then. A RUN from before
+    there were digests goes by the paths.
+
+    Raises:
+        UserError: images of RUN are missing or others, or the labels are.
+    """
+    recorded = recorded_options(args.out)
+    files = recorded.get("files")
+    if not recorded:
+        labels = digest_of_file(args.labels) if args.labels else None
+        return {**options, "files": dict(images=file_digests(args.images, names), labels=labels)}
+    if files is None:
+        return options
+    require_all(args, names)
+    remedy = "bring that one back, or take another --out"
+    if require_same_files(files["images"], args.images, f"run `{args.out}`", remedy):
+        options = {**options, "images": recorded["images"]}
+    labels = files["labels"]
+    if labels and args.labels and args.labels.is_file():
+        if digest_of_file(args.labels) != labels:
+            raise UserError(
+                f"--labels {args.labels}: run `{args.out}` was made with other lines; take another --out"
+            )
+        options = {**options, "labels": recorded["labels"]}
+    return {**options, "files": files}
+
+
+def require_all(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise UserError unless a folder has all images of RUN, but for those that could not be decoded."""
+    from mapet_mm.cli.configs import IMAGES, STORE
+    from mapet_mm.structures import TokenStore
+    from mapet_mm.structures.image_names import read_lines
+
+    if not (args.out / IMAGES).exists():  # the first start ended early
+        return
+    listed = read_lines(args.out / IMAGES)
+    missing = set(listed).difference(names)
+    if missing and (args.out / STORE).exists():
+        missing.difference_update(TokenStore.open(args.out / STORE).skipped)
+    if missing:
+        raise UserError(
+            f"{args.images} lacks {len(missing)} of the {len(listed)} images of run `{args.out}`, such as "
+            f"{min(missing)}: bring them back, or take another --out"
+        )
 
 
 def recorded_options(out: Path) -> dict[str, Any]:
@@ -199,22 +261,25 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]
         The options with the identity of the weights to start from.
     """
     from mapet_mm.cli.choices import choose, find_images
-    from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, write_configs
+    from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, move_images, write_configs
     from mapet_mm.structures.image_names import read_lines
 
     configs = [args.out / TOKENIZER, args.out / PRETRAINING]
     if not all(config.exists() for config in configs):
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
-        options = with_start(args, options)
+        options = with_start(args, with_files(args, options, choices.names))
         require_settings(args.out, options, "run", "take another --out")
         write_configs(args, choices)
         return options
 
-    options = with_start(args, options)
+    names, _ = find_images(args.images)
+    options = with_start(args, with_files(args, options, names))
     require_settings(args.out, options, "run", "take another --out")
     print(f"going on with {' and '.join(map(str, configs))}", flush=True)
-    names, _ = find_images(args.images)
+    moved = move_images(args.out, args.images)
+    if moved:
+        print(moved, flush=True)
     num_new = len(set(names).difference(read_lines(args.out / IMAGES)))
     if num_new:
         print(f"images: {num_new} are new and left out (another --out trains with them)", flush=True)

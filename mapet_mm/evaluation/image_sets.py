@@ -26,7 +26,7 @@ from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.evaluation.folders import ImageSetError, folder_loaders
 from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.identity import digest
+from mapet_mm.utils.identity import digest, tar_of
 
 SECTION = "evaluation"  # of a config
 NO_SETS = ("folder", "folders", "per_class", "protocols", "version")  # its other entries
@@ -100,11 +100,14 @@ class ImageSet:
 
 
 def _size_and_time(path: str) -> tuple[int, int] | None:
-    """Size and mtime of a file; None for images elsewhere."""
+    """Size and mtime of an image's file, or of the tar file that it is in; None for images elsewhere."""
     try:
         found = os.stat(path)
     except OSError:
-        return None
+        tar_file = tar_of(path)
+        if tar_file is None:
+            return None
+        found = tar_file.stat()
     return found.st_size, found.st_mtime_ns
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from mapet_mm.structures.store_files import TokenStoreError
 from mapet_mm.structures.stored_names import names_file
 from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
+from mapet_mm.utils.identity import file_digests
 
 STORE_FORMAT = {"format": "mapet_mm.token_store", "version": 4}
 # Entries by which two stores fit together.
@@ -41,7 +42,11 @@ def new_store_folder(path: Path, names: Sequence[str], identity: Mapping[str, An
     try:
         with new_folder(path) as folder:
             (folder / "parts").mkdir()
-            write_names(folder, {**STORE_FORMAT, "id": uuid.uuid4().hex[:12], **identity}, names)
+            manifest = {**STORE_FORMAT, "id": uuid.uuid4().hex[:12], **identity}
+            files = file_digests(identity["data_root"], names)
+            if files:
+                manifest["files"] = files
+            write_names(folder, manifest, names)
             yield folder
     except FileExistsError:
         raise TokenStoreError(

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from mapet_mm.structures.manifest import new_store_folder, write_names
+from mapet_mm.structures.manifest import MANIFEST, new_store_folder, write_names
 from mapet_mm.structures.store_files import TokenStoreError
 from mapet_mm.structures.token_store import TokenStore
+from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.identity import explain
 
 
@@ -24,6 +25,14 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
     with TokenStore.open(path).lock():
         store = TokenStore.open(path)  # as the last process with the lock has left it
         write_names(store.path, store.manifest, [*store.names, *names])
+    return TokenStore.open(path)
+
+
+def move_images(path: str | os.PathLike, data_root: str | os.PathLike) -> TokenStore:
+    """Record the folder in which the images of a store lie now; the store changes in one step."""
+    with TokenStore.open(path).lock():
+        manifest = TokenStore.open(path).manifest
+        replace_json(Path(path) / MANIFEST, {**manifest, "data_root": str(data_root)})
     return TokenStore.open(path)
 
 

@@ -34,7 +34,7 @@ from mapet_mm.structures.store_files import (
 )
 from mapet_mm.structures.stored_names import StoredNames, name_hash, name_hashes
 from mapet_mm.structures.tensor_file import TensorFile
-from mapet_mm.utils.identity import explain
+from mapet_mm.utils.identity import explain, require_same_files
 from mapet_mm.utils.shared_work import shared_lock
 
 LOCK = ".lock"
@@ -162,6 +162,13 @@ class TokenStore:
         """Raise TokenStoreError if the store has another grid, preprocessing or folder of images."""
         root = os.path.realpath(data_root)
         own_root = os.path.realpath(self.data_root or root)
+        whose = f"token store `{self.path}`"
+        remedy = (
+            "bring that one back, give this one another name, so that it counts as new, or choose another "
+            "`token_store`"
+        )
+        if require_same_files(self.manifest.get("files"), root, whose, remedy, TokenStoreError):
+            own_root = root
         before = {"grid": self.grid, "preprocessing": self.preprocessing, "data_root": own_root}
         now = {"grid": grid, "preprocessing": preprocessing, "data_root": root}
         difference = explain(before, now)

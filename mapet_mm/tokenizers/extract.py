@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store
+from mapet_mm.structures.store_changes import move_images
 from mapet_mm.structures.store_files import PART_ROWS, PENDING, WRITTEN
 from mapet_mm.tokenizers.image_groups import GroupLoader, encode_blocks, split
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, UnreadableImagesError, note_skipped
@@ -65,6 +66,8 @@ def open_or_create(
     store = TokenStore.open(path)
     store.require_tokenizer(tokenizer.digest, f"the config's tokenizer (in {tokenizer.precision})")
     store.require_settings(tokenizer.grid, preprocessing, images.data_root)
+    if store.data_root and os.path.realpath(store.data_root) != os.path.realpath(images.data_root):
+        store = move_images(path, images.data_root)
     rows = store.rows(names)
     if (rows < 0).any():
         store = add_images(store, [name for name, row in zip(names, rows, strict=True) if row < 0])

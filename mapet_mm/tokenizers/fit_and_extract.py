@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,15 @@ from mapet_mm.tokenizers.sampling import FeatureBlocks, draw_images, sample_feat
 from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import explain
+from mapet_mm.utils.identity import explain, file_digests, require_same_files
 from mapet_mm.utils.precision import HALF
 
 TAKES_TOKENIZER = "give the config of a tokenizer, as configs/micro/kclip.py"
+# What to do about a codebook of other settings.
+OVERWRITE = (
+    "add --overwrite to replace it (token stores made by it then need a new extraction), or give another "
+    "--out"
+)
 
 
 def run_fit_codebook(
@@ -80,6 +86,7 @@ def run_fit_codebook(
     print_log(f"clustering {sum(sizes)} rows of {tokenizer.dim} channels{note}", "current")
     centroids, fitted = cluster(blocks, sizes, plan.options)
     made_from = {**tokenizer.metadata, **plan.settings, "images": num_images - len(skipped)}
+    made_from["files"] = file_digests(plan.images.data_root, chain.from_iterable(blocks.names))
     codebook = Codebook(centroids, {**made_from, **fitted})
     if is_main_process():
         codebook.save(path)
@@ -151,7 +158,12 @@ def sample(cfg: Config, plan: CodebookPlan, folder: Path) -> tuple[GridKMeans, F
 def existing_codebook(path: Path, cfg: Config, plan: CodebookPlan) -> Codebook:
     """Load the codebook at a path; CodebookError if other settings, images or encoder made it."""
     codebook = Codebook.load(path)
-    require_made_with(codebook, path, plan.settings)  # before weights are loaded
+    settings = plan.settings
+    files = codebook.metadata.get("files")
+    whose = f"codebook `{path}`"
+    if require_same_files(files, plan.images.data_root, whose, OVERWRITE, CodebookError):
+        del settings["data_root"]
+    require_made_with(codebook, path, settings)  # before weights are loaded
     tokenizer, _ = build_tokenizer(cfg, {"codebook": None})
     encoder = {key: value for key, value in tokenizer.metadata.items() if key != "weights"}  # in its digest
     require_made_with(codebook, path, {**encoder, "precision": tokenizer.precision})
@@ -163,10 +175,7 @@ def require_made_with(codebook: Codebook, path: Path, settings: Mapping[str, Any
     metadata = {"precision": "float32", **codebook.metadata}  # which codebooks of float32 do not name
     difference = explain({key: metadata.get(key) for key in settings}, settings)
     if difference:
-        raise CodebookError(
-            f"codebook `{path}` exists, made with other settings ({difference}): add --overwrite to replace "
-            "it (token stores made by it then need a new extraction), or give another --out"
-        )
+        raise CodebookError(f"codebook `{path}` exists, made with other settings ({difference}): {OVERWRITE}")
 
 
 def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenStore, Extraction]:

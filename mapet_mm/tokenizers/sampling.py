@@ -22,7 +22,7 @@ from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, encode_blo
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UnreadableImagesError
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.disk import require_room
-from mapet_mm.utils.identity import digest
+from mapet_mm.utils.identity import folder_of
 
 IMAGES_PER_BLOCK = 256
 BEYOND_FLOAT16 = "the network gives it NaN, infinity, or features above 65504, the largest number of float16"
@@ -132,7 +132,7 @@ def sample_features(
         ValueError: more positions than the grid has.
     """
     identity = features_identity(tokenizer, loader, indices, preprocessing, positions_per_image, seed)
-    blocks = FeatureBlocks(folder / digest(identity)[:12], indices, positions_per_image)
+    blocks = FeatureBlocks(folder_of(folder, identity, indices), indices, positions_per_image)
     blocks.folder.mkdir(parents=True, exist_ok=True)
     skipped_by_block = [blocks.skipped(block) for block in range(len(blocks))]
     num_skipped = sum(len(skipped or ()) for skipped in skipped_by_block)

@@ -212,6 +212,58 @@ def test_a_file_of_labels_is_the_same_by_any_name(photographs, planned, monkeypa
         pretrain(options(photographs, "--labels", "others.txt"))
 
 
+def test_images_and_labels_are_the_same_wherever_they_lie(photographs, planned, capsys):
+    labels = photographs.parent / "labels.txt"
+    labels.write_text("a.jpg x\ndeep/er/b.PNG y\ndeep/c d.webp\tx\n")
+    run = photographs.parent / "run"
+    pretrain(options(photographs, "--labels", str(labels)))
+    moved = photographs.rename(photographs.parent / "their photographs")
+    Image.new("RGB", (30, 40)).save(moved / "new.png")
+    capsys.readouterr()
+    pretrain(options(moved, "--labels", str(labels.rename(photographs.parent / "classes.txt"))))
+    printed = capsys.readouterr().out
+    assert f"images: in {photographs} before, now in {moved}\n" in printed
+    assert "images: 1 are new and left out" in printed
+    tokenizer = Config.fromfile(run / "tokenizer.py")
+    assert tokenizer.data_root == tokenizer.codebook.dataset.data_prefix == str(moved)
+    pretraining = Config.fromfile(run / "pretrain.py")
+    assert pretraining.resume is True
+    assert str(photographs) not in tokenizer.pretty_text + pretraining.pretty_text
+    # Back again, beside a link that leads there now: nothing is left to write.
+    moved.rename(photographs)
+    moved.symlink_to(photographs)
+    pretrain(options(photographs, "--labels", str(photographs.parent / "classes.txt")))
+    assert "images: in" not in capsys.readouterr().out
+
+
+def test_other_images_or_labels_under_the_same_names_are_refused(photographs, planned):
+    labels = photographs.parent / "labels.txt"
+    labels.write_text("a.jpg x\ndeep/er/b.PNG y\ndeep/c d.webp\tx\n")
+    pretrain(options(photographs, "--labels", str(labels)))
+    labels.write_text(labels.read_text().replace("y", "x").replace("a.jpg x", "a.jpg y"))
+    with pytest.raises(UserError, match=r"labels.txt: run .* was made with other lines; take another"):
+        pretrain(options(photographs, "--labels", str(labels)))
+    other = photographs.rename(photographs.parent / "other")
+    (other / "deep/er/b.PNG").rename(photographs.parent / "b.PNG")
+    with pytest.raises(UserError, match=r"other lacks 1 of the 3 images of run .*, such as deep/er/b.PNG"):
+        pretrain(options(other, "--labels", str(labels)))
+    Image.new("RGB", (9, 9)).save(other / "deep/er/b.PNG")
+    with pytest.raises(UserError, match=r"run `.*run` was made of another image `deep/er/b.PNG`"):
+        pretrain(options(other, "--labels", str(labels)))
+
+
+def test_a_run_from_before_there_were_digests_goes_by_the_path(photographs, planned):
+    run = photographs.parent / "run"
+    pretrain(options(photographs))
+    identity = json.loads((run / "identity.json").read_text())
+    del identity["files"]
+    (run / "identity.json").write_text(json.dumps(identity))
+    pretrain(options(photographs))
+    assert json.loads((run / "identity.json").read_text()) == identity
+    with pytest.raises(UserError, match=r"images: .*mine, now .*moved"):
+        pretrain(options(photographs.rename(photographs.parent / "moved")))
+
+
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt

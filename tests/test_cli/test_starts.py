@@ -439,6 +439,9 @@ def test_a_run_keeps_the_weights_that_it_started_from(photographs, planned, tmp_
     assert set(identity["start"]) == {"weights", "source"}
     shutil.move(tmp_path / "start", tmp_path / "gone")
     continue_start(photographs, run, name)  # the source has gone
+    continue_start(photographs, run, name.replace("start", "gone"))  # and lies there
+    with pytest.raises(UserError, match=r"init: .*start, now .*nowhere"):
+        continue_start(photographs, run, name.replace("start", "nowhere"))
 
     save("timm", "dinov2", tmp_path / "start")
     with pytest.raises(UserError, match=r"start\.source"):

@@ -1,6 +1,7 @@
 """Image sets: labels that can be learnt from, one identity for the same images, declared sets."""
 
 import shutil
+import tarfile
 
 import numpy as np
 import pytest
@@ -228,3 +229,20 @@ def test_a_class_that_training_lacks_is_refused():
             answers(train, test, 2)
     offered, right = answers(train, image_set([0, 0], "other", classes=("b",)), 2)
     assert (offered.tolist(), right.tolist()) == ([1], [[False, True]] * 2)
+
+
+def test_images_in_a_tar_file_that_was_replaced_under_its_name_are_others(tmp_path):
+    def digest() -> str:
+        dataset = dict(type="mapet_mm.TarShards", data_root=str(tmp_path), pipeline=[])
+        return ImageSet("val", dict(dataset=dataset)).digest
+
+    def pack(content: bytes) -> None:
+        (tmp_path / "image").write_bytes(content)
+        with tarfile.open(tmp_path / "0.tar", "w") as file:
+            file.add(tmp_path / "image", "1.png")
+
+    pack(b"one")
+    first = digest()
+    assert digest() == first
+    pack(b"two")
+    assert digest() != first

@@ -1,5 +1,6 @@
 """From images to a token store: interrupted, shared, extended, verified, refused, and at ImageNet's size."""
 
+import json
 import os
 import random
 import shutil
@@ -22,7 +23,7 @@ from mapet_mm.structures import Codebook, CodebookError, TokenStore, TokenStoreE
 from mapet_mm.structures.store_files import PART_ROWS
 from mapet_mm.tokenizers import extract
 from mapet_mm.tokenizers.extract import extract_tokens
-from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_verify_tokens
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.image_groups import ImageGroup
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.utils.errors import UserError
@@ -200,11 +201,25 @@ def changed(options: dict) -> Callable[[Config], None]:
 RESIZE = "dataset.{}.pipeline.1.interpolation"
 
 
-def other_folder(cfg: Config) -> None:
-    root = cfg.dataset[0].data_root
-    shutil.copytree(root, f"{root}2")
+def move(cfg: Config) -> Path:
+    """The images lie in another folder now, which is returned."""
+    root = Path(cfg.dataset[0].data_root)
     for dataset in cfg.dataset:
         dataset.data_root = f"{root}2"
+    return root.rename(f"{root}2")
+
+
+def other_images(cfg: Config) -> None:
+    for path in move(cfg).rglob("*.png"):
+        Image.open(path).rotate(180).save(path)
+
+
+def earlier_version(cfg: Config) -> None:
+    manifest = Path(cfg.token_store, "manifest.json")
+    recorded = json.loads(manifest.read_text())
+    del recorded["files"]
+    manifest.write_text(json.dumps(recorded))
+    move(cfg)
 
 
 def other_codebook(cfg: Config) -> None:
@@ -222,11 +237,30 @@ MIXED = [
     (changed({"data_preprocessor.std": [60.0] * 3}), CodebookError, r"std\.0: 70\.0, now 60\.0"),
     (changed({RESIZE.format(i): "bilinear" for i in (0, 1)}), TokenStoreError, "bicubic, now bilinear"),
     (changed({RESIZE.format(0): "bilinear"}), UserError, "different pipelines"),
-    (other_folder, TokenStoreError, "data_root: .*data, now .*data2"),
+    (other_images, TokenStoreError, r"token store .* was made of another image `.*png` than .*data2"),
+    (earlier_version, TokenStoreError, "data_root: .*data, now .*data2"),
     (other_codebook, TokenStoreError, "made by tokenizer .* but the config's"),
     (changed({"tokenizer.precision": "bfloat16"}), TokenStoreError, "in bfloat16"),
     (store_of_another_grid, TokenStoreError, "grid"),
 ]
+
+
+def test_images_that_lie_elsewhere_go_on_from_features_codebook_and_store(cfg, read):
+    path, codebook = run_fit_codebook(cfg)
+    run_extract_tokens(cfg)
+    root = move(cfg)
+    if "dataset" in cfg.codebook:
+        cfg.codebook.dataset.data_root = str(root)
+    Image.open(root / "val/0/000.png").rotate(180).save(root / "val/0/005.png")
+    with open(root / "val.txt", "a") as file:
+        file.write("0/005.png 0\n")
+    read.clear()
+    assert run_fit_codebook(cfg)[1].digest == codebook.digest
+    path.unlink()
+    assert run_fit_codebook(cfg)[1].digest == codebook.digest  # of the features that are there
+    assert not read
+    store, extraction = run_extract_tokens(cfg)
+    assert (extraction.images, read, store.data_root) == (1, ["val/0/005.png"], str(root))
 
 
 @pytest.mark.parametrize(("change", "error", "noun"), MIXED)

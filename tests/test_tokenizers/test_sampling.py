@@ -11,6 +11,7 @@ import pytest
 import torch
 from few_images import SIZE
 from mmengine.config import Config
+from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -197,6 +198,18 @@ def other_images(cfg: Config) -> None:
     root = cfg.codebook.dataset.data_root
     shutil.copytree(root, f"{root}2")
     cfg.codebook.dataset.data_root = f"{root}2"
+    for path in Path(f"{root}2").rglob("*.png"):
+        Image.open(path).rotate(180).save(path)
+
+
+def earlier_version(cfg: Config) -> None:
+    """A codebook that does not say what its images hold."""
+    book = Codebook.load(cfg.tokenizer.codebook)
+    del book.metadata["files"]
+    book.save(cfg.tokenizer.codebook)
+    root = cfg.codebook.dataset.data_root
+    cfg.codebook.dataset.data_root = f"{root}2"
+    shutil.move(root, f"{root}2")
 
 
 def as_written_out(cfg: Config) -> None:
@@ -220,7 +233,8 @@ CHANGES = [
     (option("positions_per_image"), "positions_per_image: 2, now 4"),
     (option("num_images", 6), "num_images: None, now 6"),
     (lambda cfg: cfg.tokenizer.update(precision="bfloat16"), "precision: float32, now bfloat16"),
-    (other_images, "data_root: .*data, now .*data2"),
+    (other_images, "codebook `.*` was made of another image `.*png` than .*data2"),
+    (earlier_version, "data_root: .*data, now .*data2"),
     (lambda cfg: cfg.tokenizer.pretrained.update(seed=1), "encoder_digest"),
     (lambda cfg: cfg.tokenizer.clip_model.update(width=16), "width8, now .*width16"),
     (lambda cfg: cfg.data_preprocessor.update(mean=[90.0] * 3), r"mean\.0: 120\.0, now 90\.0"),
@@ -230,8 +244,8 @@ CHANGES = [
 @pytest.mark.parametrize(("change", "noun"), CHANGES)
 def test_a_codebook_of_other_settings_images_or_encoder_is_not_taken_nor_overwritten(cfg, change, noun):
     path, _ = run_fit_codebook(cfg)
-    before = path.read_bytes()
     change(cfg)
+    before = path.read_bytes()
     with pytest.raises(CodebookError, match=f"{noun}.*--overwrite"):
         run_fit_codebook(cfg)
     assert path.read_bytes() == before

@@ -36,15 +36,6 @@ def test_train_writes_checkpoints_and_says_what_and_what_next(trained):
     assert following == f"next: mapet-mm test {trained.config} {trained.work / 'epoch_2.pth'}"
 
 
-def test_after_options_the_next_command_takes_the_config_that_was_trained(trained):
-    """MMEngine's copy of it: with the weights that LoRA needs beside the checkpoint, for example."""
-    cfg = load_config(str(trained.config), dict(seed=1), str(trained.work))
-    copy = trained.work / trained.config.name
-    following = f"next: mapet-mm test {copy} {trained.work / 'epoch_2.pth'}"
-    assert training_report(cfg, str(trained.config), is_changed=True).endswith(following)
-    assert copy.is_file()
-
-
 def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     cfg = load_config(str(config), None, str(tmp_path / "work"))

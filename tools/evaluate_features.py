@@ -93,10 +93,11 @@ def main() -> None:
     from mapet_mm.evaluation.rows import figure_text, results_table
     from mapet_mm.evaluation.run import evaluate_data
     from mapet_mm.utils.atomic_files import replace_json
-    from mapet_mm.utils.dist import choose_device, is_first_process, print_once
+    from mapet_mm.utils.dist import choose_device, is_first_process, print_once, say_share
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import Report, write_report
 
+    say_share()
     choose_device()
     MMLogger.get_instance("evaluate_features", log_level="WARNING")  # MMEngine logs initialisations
     models = [[args.model, args.checkpoint] if args.checkpoint else [args.model], *args.compare]

@@ -44,7 +44,7 @@ def main() -> None:
     args = parse_args()
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_verify_tokens
-    from mapet_mm.utils.dist import choose_device, is_first_process
+    from mapet_mm.utils.dist import choose_device, is_first_process, say_share
 
     cfg = read_config(args.config, args.cfg_options)
     if args.out:
@@ -53,6 +53,7 @@ def main() -> None:
         cfg.on_error = args.on_error
     if args.max_skipped is not None:
         cfg.max_skipped = args.max_skipped
+    say_share()
     choose_device()
     if args.verify is not None:
         store, verification = run_verify_tokens(cfg, args.verify)

@@ -40,13 +40,21 @@ def main() -> None:
 
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
-    from mapet_mm.utils.dist import choose_device, print_once, start_processes, stop_processes
+    from mapet_mm.utils.dist import (
+        choose_device,
+        print_once,
+        run_alone,
+        start_processes,
+        stop_processes,
+    )
 
     cfg = read_config(args.config, args.cfg_options)
     if args.on_error:
         cfg.on_error = args.on_error
     if args.max_skipped is not None:
         cfg.max_skipped = args.max_skipped
+    if args.launcher == "none":
+        run_alone()
     choose_device()
     join = partial(start_processes, args.launcher)
     target = Path(args.out or cfg.get("tokenizer", {}).get("codebook") or "")

@@ -43,8 +43,9 @@ def main() -> None:
     args = parse_args()
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.store_images import SquareLoader, store_images, verify_images
-    from mapet_mm.utils.dist import is_first_process
+    from mapet_mm.utils.dist import is_first_process, say_share
 
+    say_share()
     cfg = read_config(args.config, args.cfg_options)
     loader = SquareLoader.from_config(cfg)
     if args.verify is not None:

@@ -40,8 +40,10 @@ def main() -> None:
     from mapet_mm.engine.runners.build_runner import build_runner
     from mapet_mm.engine.runners.launch import configure_test, load_config
     from mapet_mm.utils.atomic_files import full_disk_named
-    from mapet_mm.utils.dist import stop_processes
+    from mapet_mm.utils.dist import run_alone, stop_processes
 
+    if args.launcher == "none":
+        run_alone()
     cfg = load_config(args.config, args.cfg_options, args.work_dir)
     configure_test(cfg, args.checkpoint, args.amp, args.tta, args.trust_checkpoint)
     with full_disk_named(cfg.work_dir):

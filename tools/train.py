@@ -45,8 +45,10 @@ def main() -> None:
         training_report,
     )
     from mapet_mm.utils.atomic_files import full_disk_named
-    from mapet_mm.utils.dist import stop_processes
+    from mapet_mm.utils.dist import run_alone, stop_processes
 
+    if args.launcher == "none":
+        run_alone()
     cfg = load_config(args.config, args.cfg_options, args.work_dir)
     with claimed_work_dir(cfg.work_dir), full_disk_named(cfg.work_dir):
         configure_training(

@@ -55,10 +55,11 @@ def main() -> None:
     from mapet_mm.evaluation.verdict import RESULT, START, judge
     from mapet_mm.interop.model_card import add_verdict
     from mapet_mm.utils.atomic_files import replace_json
-    from mapet_mm.utils.dist import choose_device
+    from mapet_mm.utils.dist import choose_device, run_alone
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import write_report
 
+    run_alone()
     choose_device()
     MMLogger.get_instance("verdict", log_level="WARNING")  # MMEngine logs initialisations
     is_run = Path(args.model, TESTED).is_file()

@@ -6,6 +6,9 @@ import datetime
 import gc
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from mmengine.device import get_device
@@ -24,6 +27,9 @@ RANKS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
+# What else they set that says which process this is.
+OF_A_LAUNCHER = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID", "TORCHELASTIC_RUN_ID")
+WAIT_SECONDS = 10  # for other processes, without a word
 
 
 def process_number() -> tuple[int, int]:
@@ -32,6 +38,48 @@ def process_number() -> tuple[int, int]:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
+
+
+def run_alone() -> None:
+    """Take this process, and those that it starts, for alone, whatever a launcher has set; a line says so.
+
+    The variables of a launcher are also in every pod, and in a shell in `srun --pty`.
+    """
+    if process_number()[1] == 1:
+        return
+    names = [name for name in (*sum(RANKS, ()), *OF_A_LAUNCHER) if name in os.environ]
+    print(f"this command runs alone: left out {', '.join(names)} of the environment", file=sys.stderr)
+    for name in names:
+        del os.environ[name]
+
+
+def say_share() -> None:
+    """Say that this is one of several processes, if nothing but RANK in the environment says so."""
+    rank, size = process_number()
+    if size > 1 and "RANK" in os.environ and not torch.distributed.is_torchelastic_launched():
+        line = (
+            f"RANK and WORLD_SIZE say that this is process {rank} of {size}, of which process 0 reports: "
+            "unset them for a command that runs alone"
+        )
+        print(line, file=sys.stderr)
+
+
+@contextmanager
+def saying_that_it_waits() -> Iterator[None]:
+    """Say so if the other processes do not come, as if none but this one was started."""
+    rank, size = process_number()
+    names = next((pair for pair in RANKS if set(pair) <= os.environ.keys()), ())
+    line = (
+        f"process {rank} of {size}, as {' and '.join(names)} in the environment say, waits for the others: "
+        "unset them for a command that runs alone"
+    )
+    waiting = threading.Timer(WAIT_SECONDS, print, [line], dict(file=sys.stderr))
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
 
 
 def is_first_process() -> bool:
@@ -65,13 +113,17 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
     if launcher == "none" or is_distributed():
         return
     number_slurm_task()
-    if get_device() != "cpu":
-        init_dist(launcher, backend="nccl", timeout=timeout)
-    elif launcher == "pytorch":
-        # MMEngine's own start sets a CUDA device.
-        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
-    else:
-        raise UserError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+    on_gpus = get_device() != "cpu"
+    if launcher != "pytorch" and not on_gpus:
+        raise UserError(
+            f"launcher {launcher} needs CUDA devices: without them use launcher pytorch, or --launcher none "
+            "for a command that runs alone"
+        )
+    with saying_that_it_waits():
+        if on_gpus:
+            init_dist(launcher, backend="nccl", timeout=timeout)
+        else:  # MMEngine's own start sets a CUDA device
+            torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
 
 
 def own_launcher() -> str:

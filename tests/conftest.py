@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,8 @@ from jaxtyping import install_import_hook
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 from private_attributes import TEST_MODULES
+
+from mapet_mm.utils.signals import SIGNALS
 
 MODELS = Path(__file__).parents[1] / "mapet_mm/models"
 CHECKED = [path for path in MODELS.rglob("*.py") if path.stem != "__init__"]
@@ -108,6 +111,15 @@ def capture_log(tmp_path):
     log_file = tmp_path / "log.txt"
     MMLogger.get_instance(f"test-{tmp_path.name}", log_file=str(log_file))
     return log_file.read_text
+
+
+@pytest.fixture
+def signals_given_back():
+    """Afterwards, the signals that tell a run to end do what they did before."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -82,6 +82,7 @@ def build(
     dataset: dict | None = None,
     drop_path_rate=0.3,
     val_images: int | None = None,
+    val_workers: int = 0,
     seed: int | None = 3,
     **options,
 ) -> Runner:
@@ -118,7 +119,7 @@ def build(
             custom_hooks=options.get("custom_hooks"),
             launcher=options.get("launcher", "none"),
             model_wrapper_cfg=options.get("model_wrapper_cfg"),
-            **_validation(val_images),
+            **_validation(val_images, val_workers),
             default_hooks=dict(dict(checkpoint=checkpoint, sampler_seed=sampler_seed), **hooks),
             randomness=dict(seed=seed, diff_rank_seed=True),
             resume=resume,
@@ -129,12 +130,14 @@ def build(
     return Runner.from_cfg(cfg)
 
 
-def _validation(images: int | None) -> dict:
+def _validation(images: int | None, workers: int) -> dict:
     """Of the first images, without jitter."""
     if images is None:
         return {}
     loader = dict(
         batch_size=2,
+        num_workers=workers,
+        persistent_workers=workers > 0,
         sampler=dict(type="DefaultSampler", shuffle=False),
         dataset=dict(type="mapet_mm.JitteredNoise", images=images, jitter=False),
         collate_fn=dict(type="default_collate"),

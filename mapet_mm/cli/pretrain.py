@@ -12,14 +12,16 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.utils.commands import loading_call, tool_command
-from mapet_mm.utils.errors import UserError, one_line_errors
+from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.utils.identity import (
     IDENTITY,
     canonical,
@@ -28,6 +30,7 @@ from mapet_mm.utils.identity import (
     require_same_files,
     require_settings,
 )
+from mapet_mm.utils.signals import listen
 
 ARCHS = ("tiny", "small", "base")
 METHODS = ("mapet", "visible-mim")
@@ -127,11 +130,16 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> None:
     """Decide, write the configs, run the stages."""
-    try:
-        one_line_errors(lambda: pretrain(parse_args(arguments)))()
-    except KeyboardInterrupt:
-        print("\nStopped. Run the same command again to continue.", file=sys.stderr)
-        sys.exit(130)  # as shells have it
+    listen(stop)
+    one_line_errors(lambda: pretrain(parse_args(arguments)))()
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """End at a signal that comes between the stages; while one runs, `run_stages` takes them."""
+    print(
+        f"\n{signal.Signals(number).name}: stopped. Run the same command again to continue.", file=sys.stderr
+    )
+    sys.exit(STOPPED)
 
 
 def pretrain(args: argparse.Namespace) -> None:
@@ -139,9 +147,13 @@ def pretrain(args: argparse.Namespace) -> None:
     if not args.images.is_dir():
         raise UserError(f"{args.images} is not a folder of images")
     from mapet_mm.cli.configs import lengthen, process_count, set_max_skipped, share_batch
+    from mapet_mm.utils.dist import run_alone
     from mapet_mm.utils.gpus import require_usable_gpu
+    from mapet_mm.utils.loader_workers import usable_workers
 
+    run_alone()
     require_usable_gpu()  # what is chosen and written depends on it
+    usable_workers(args.workers, batch_bytes=lambda: 0)  # each loader looks at its own batches
     held = claim(args.out)
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")

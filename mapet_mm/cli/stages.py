@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 from mapet_mm.utils.commands import STAGE
 from mapet_mm.utils.errors import STOPPED, UserError
+from mapet_mm.utils.signals import listen
 
 
 @dataclass
@@ -47,39 +47,48 @@ def claim(folder: Path) -> TextIO | None:
 def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
     """Run the stages in a folder, whose claim their processes keep, too; what they print is seen as it comes.
 
+    A signal is passed on to the stage that runs: a training saves where it stands, and says so.
+
     Raises:
         UserError: a stage failed, and has said why.
-        SystemExit: a signal ended this process or a stage.
+        SystemExit: a signal ended this process or a stage; with code 75, as that of a training.
     """
-    in_main_thread = threading.current_thread() is threading.main_thread()  # others take no signals
-    if in_main_thread:
-        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    received: list[int] = []
+    running: list[subprocess.Popen] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for process in running:
+            process.send_signal(number)
+
+    stop_listening = listen(pass_on)
     try:
-        _run_each(stages, folder, held)
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _run_each(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
-    """Run the stages one after the other, and say how long each took."""
-    for step, stage in enumerate(stages, 1):
-        start = time.monotonic()
-        head = f"[{step}/{len(stages)}] {stage.title}"
-        print(f"{head}: {stage.shown}", flush=True)
-        environment = {**os.environ, STAGE: stage.title}
-        process = subprocess.Popen(stage.command, cwd=folder, env=environment, pass_fds=[held.fileno()])
-        try:
+        for step, stage in enumerate(stages, 1):
+            start = time.monotonic()
+            head = f"[{step}/{len(stages)}] {stage.title}"
+            print(f"{head}: {stage.shown}", flush=True)
+            environment = {**os.environ, STAGE: stage.title}
+            process = subprocess.Popen(stage.command, cwd=folder, env=environment, pass_fds=[held.fileno()])
+            running[:] = [process]
+            for number in received:  # while it started
+                process.send_signal(number)
             code = process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()  # a training saves where it stands, and says so
-            raise
-        if code == STOPPED:  # by a signal, as it has said
-            sys.exit(code)
-        if code:
-            raise UserError(
-                f"{stage.title}: exit code {code}, for the reason above. Correct the cause, then run "
-                "the same command again to continue."
-            )
-        print(f"{head}: done in {timedelta(seconds=round(time.monotonic() - start))}", flush=True)
+            running.clear()
+            _require_success(stage, code, received)
+            print(f"{head}: done in {timedelta(seconds=round(time.monotonic() - start))}", flush=True)
+    finally:
+        stop_listening()
+
+
+def _require_success(stage: Stage, code: int, received: Sequence[int]) -> None:
+    """End this process if a signal ended a stage, or came while it ran, or if the stage failed."""
+    by_signal = {ending for number in received for ending in (-number, 128 + number)}
+    if code == STOPPED or (received and code in {0, *by_signal}):
+        if code != STOPPED:  # a training has said so itself
+            print("stopped. Run the same command again to continue.", flush=True)
+        sys.exit(STOPPED)
+    if code:
+        raise UserError(
+            f"{stage.title}: exit code {code}, for the reason above. Correct the cause, then run "
+            "the same command again to continue."
+        )

@@ -20,6 +20,7 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest, require_settings
+from mapet_mm.utils.loader_workers import tensor_bytes, usable_workers
 from mapet_mm.utils.shared_work import my_blocks
 
 DRAWS = 8  # of the first image: a pipeline that flips half of the images is found with probability 0.99
@@ -120,7 +121,9 @@ def fill_blocks(
     """Compute this process's blocks, then blocks that others have left."""
     backbone = checkpoint.backbone
     batches = missing_batches(bank, kinds, images.batch_size)
-    loader = DataLoader(_Reader(images), batch_sampler=batches, num_workers=images.num_workers)
+    reader = _Reader(images)
+    num_workers = usable_workers(images.num_workers, lambda: images.batch_size * tensor_bytes(reader[0]))
+    loader = DataLoader(reader, batch_sampler=batches, num_workers=num_workers)
     bar = tqdm(
         total=num_missing, desc=f"features of {bank.name}", unit="block", disable=not is_first_process()
     )

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from mapet_mm.datasets.label_files import IGNORED, Classes, arrived_labels
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.rows import bootstrap
+from mapet_mm.utils.loader_workers import tensor_bytes, usable_workers
 
 if TYPE_CHECKING:
     from mmseg.structures import SegDataSample
@@ -115,8 +116,10 @@ class PixelLabels(Sequence):
     """
 
     def __init__(self, images: ImageSet) -> None:
-        reader = DataLoader(_LabelReader(images), batch_size=None, num_workers=images.num_workers)
-        bar = tqdm(reader, desc=f"labels of {images.name}", unit="image")
+        reader = _LabelReader(images)
+        num_workers = usable_workers(images.num_workers, lambda: tensor_bytes(reader[0]))
+        loader = DataLoader(reader, batch_size=None, num_workers=num_workers)
+        bar = tqdm(loader, desc=f"labels of {images.name}", unit="image")
         self._maps = [(labels.shape, zlib.compress(labels.numpy().tobytes(), 1)) for labels in bar]
 
     def __len__(self) -> int:

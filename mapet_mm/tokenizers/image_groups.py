@@ -23,6 +23,7 @@ from mapet_mm.models.data_preprocessors.data_preprocessor import check_pixel_ran
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.utils.dist import process_number
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.loader_workers import tensor_bytes, usable_workers
 from mapet_mm.utils.shared_work import my_blocks
 
 GROUP_SIZE = 32
@@ -73,10 +74,11 @@ class GroupLoader:
                 blocks.append(block)
                 yield [int(index) for index in indices]
 
+        num_workers = usable_workers(self.num_workers, lambda: tensor_bytes(self._collate([self.images[0]])))
         loader = DataLoader(
             self.images,
             batch_sampler=batches(),
-            num_workers=self.num_workers,
+            num_workers=num_workers,
             collate_fn=self._collate,
         )
         for indices, padded, reasons in loader:

@@ -35,6 +35,17 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(f"`{name}`" for name in names[:most]) + (", ..." if len(names) > most else "")
 
 
+def worker_message(error: Exception) -> str | None:
+    """What to do about a loader's worker that was killed; None for another error."""
+    reason = str(error.__cause__ or error).strip()  # PyTorch's second error does not say by which signal
+    if not reason.startswith("DataLoader worker"):
+        return None
+    return (
+        f"{reason} Most often memory is full: take fewer `num_workers` or smaller batches, or in Docker more "
+        "of `--shm-size`."
+    )
+
+
 def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
     """Decorate a tool's `main`: an error that the user can fix ends it with one line and exit code 1."""
 
@@ -42,10 +53,12 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
     def run(*args: object, **kwargs: object) -> None:
         try:
             main(*args, **kwargs)
-        except (UserError, OSError, ImportError) as error:
-            if os.environ.get("MAPET_MM_TRACEBACK"):
+        except Exception as error:
+            of_worker = worker_message(error)
+            can_fix = of_worker or isinstance(error, (UserError, OSError, ImportError))
+            if not can_fix or os.environ.get("MAPET_MM_TRACEBACK"):
                 raise
-            message = str(error)
+            message = of_worker or str(error)
             if message.startswith("Caught "):  # in a worker process: its traceback, then `Type: message`
                 message = message.strip().rpartition("\n")[2].partition(": ")[2]
             missing = str(getattr(error, "filename", ""))

@@ -1,4 +1,4 @@
-"""Stages of a job: each runs in the job's folder, a failure ends it, and SIGTERM is passed on."""
+"""Stages of a job: each runs in the job's folder, a failure ends it, and signals are passed on."""
 
 import os
 import signal
@@ -9,20 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from mapet_mm.cli import pretrain
 from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.utils.commands import next_line
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.signals import SIGNALS
 
 
 def stage(title: str, code: str) -> Stage:
     return Stage(title, [sys.executable, "-c", code], f"tool {title}")
-
-
-@pytest.fixture(autouse=True)
-def _own_signals():
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def run(folder: Path, *made: Stage) -> None:
@@ -58,7 +53,8 @@ def save(*_):
     time.sleep(0.5)
     print("saved iter_7.pth")
     sys.exit(75)
-signal.signal(signal.SIGTERM, save)
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, save)
 open("started", "w").close()
 time.sleep(60)
 """
@@ -71,18 +67,43 @@ def test_a_stage_that_was_stopped_is_no_failure(tmp_path, capfd):
     assert capfd.readouterr().out.splitlines()[-1] == "stopped after step 7"
 
 
-def test_sigterm_is_passed_on_and_the_stage_saves(tmp_path, capfd):
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_passed_on_and_the_stage_saves(number, tmp_path, capfd):
     def tell() -> None:
         while not (tmp_path / "started").exists():
             time.sleep(0.05)
         assert claim(tmp_path) is None
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=tell)
     thread.start()
     with pytest.raises(SystemExit) as ended:
-        run(tmp_path, stage("training", TRAINING))
+        run(tmp_path, stage("training", TRAINING), stage("export", "print('exported')"))
     thread.join()
-    assert ended.value.code == 128 + signal.SIGTERM
+    assert ended.value.code == 75
     assert capfd.readouterr().out.splitlines()[-1] == "saved iter_7.pth"
     claim(tmp_path).close()  # nothing is at work any more
+
+
+def test_a_stage_that_dies_of_the_signal_that_was_passed_on_is_no_failure(tmp_path, capfd):
+    """Codebook and tokens take no signals; they go on from what they have written."""
+    telling = f"import os, time; os.kill({os.getpid()}, {int(signal.SIGUSR1)}); time.sleep(60)"
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, stage("tokens", telling))
+    assert ended.value.code == 75
+    assert capfd.readouterr().out.splitlines()[-1] == "stopped. Run the same command again to continue."
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.usefixtures("signals_given_back")
+def test_a_signal_between_the_stages_ends_pretrain_with_the_same_code(number, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "pretrain", lambda args: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as ended:
+        pretrain.main([str(tmp_path), "--out", str(tmp_path / "run")])
+    assert ended.value.code == 75
+
+
+def test_a_stage_that_another_signal_killed_is_a_failure(tmp_path):
+    dying = "import os; os.kill(os.getpid(), 9)"
+    with pytest.raises(UserError, match="tokens: exit code -9"):
+        run(tmp_path, stage("tokens", dying))

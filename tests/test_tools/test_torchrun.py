@@ -5,12 +5,16 @@ import runpy
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 from config_building import ROOT, read
-from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from mapet_mm.utils.signals import SIGNALS
 
 TOOLS = ROOT / "tools"
 IMAGENET = ROOT / "configs/_base_/datasets/imagenet_tokens.py"
@@ -24,6 +28,7 @@ def run_failing(monkeypatch, code: int) -> None:
         raise ChildFailedError("tools/train.py", {1: failure})
 
     monkeypatch.setattr("torch.distributed.run.main", main)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     runpy.run_path(str(TOOLS / "torchrun.py"), run_name="__main__")
 
 
@@ -39,24 +44,75 @@ def test_a_process_that_was_killed_is_reported(monkeypatch):
         run_failing(monkeypatch, -9)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_run_that_is_told_to_end_passes_it_on_as_torchrun_does_sigterm(monkeypatch, number):
-    """torchrun knows no SIGUSR1: it would end at once, and leave its processes behind."""
+TRAINING = """
+import os, signal, sys, time
+from pathlib import Path
 
-    def told(number: int, frame: object) -> None:
-        raise SignalException("told", number)
+def save(number, frame):
+    time.sleep(1)
+    Path(f"saved{os.environ['RANK']}").touch()
+    sys.exit(75)
 
-    before = signal.signal(signal.SIGTERM, told)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, save)
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, save)
+Path(f"ready{os.environ['RANK']}").touch()
+time.sleep(60)
+"""
 
-    def main() -> None:
-        os.kill(os.getpid(), number)
-        time.sleep(10)
 
-    monkeypatch.setattr("torch.distributed.run.main", main)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(TOOLS / "torchrun.py"), run_name="__main__")
-    signal.signal(signal.SIGTERM, before)
-    assert ended.value.code == 75
+def start_training(folder: Path, script: str = TRAINING, **options) -> subprocess.Popen:
+    """Two processes under the tool that have begun."""
+    (folder / "training.py").write_text(script)
+    command = [sys.executable, TOOLS / "torchrun.py", "--standalone", "--nproc_per_node=2", "training.py"]
+    started = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, **options)
+    while len(list(folder.glob("ready*"))) < 2 and started.poll() is None:
+        time.sleep(0.05)
+    return started
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_passed_on_and_the_processes_answer(number, tmp_path):
+    """Also twice, as when Slurm or a terminal signals all processes."""
+    training = start_training(tmp_path)
+    training.send_signal(number)
+    time.sleep(0.2)
+    training.send_signal(number)
+    _, said = training.communicate(timeout=60)
+    assert training.returncode == 75
+    assert "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
+
+
+def test_nohup_keeps_the_processes_when_their_terminal_closes(tmp_path):
+    ignore = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    training = start_training(tmp_path, preexec_fn=ignore)
+    training.send_signal(signal.SIGHUP)
+    time.sleep(1.5)
+    assert not list(tmp_path.glob("saved*"))
+    training.send_signal(signal.SIGTERM)
+    assert training.wait(60) == 75
+
+
+def test_processes_that_a_signal_kills_are_not_taken_for_saved(tmp_path):
+    dying = TRAINING.replace("sys.exit(75)", "signal.signal(number, 0); signal.raise_signal(number)")
+    training = start_training(tmp_path, dying)
+    training.send_signal(signal.SIGTERM)
+    _, said = training.communicate(timeout=60)
+    assert training.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_processes_that_hang_end_after_a_further_signal(tmp_path):
+    """Not after one: torchrun's thirty seconds are too short for slow steps and large checkpoints."""
+    training = start_training(tmp_path, TRAINING.replace("time.sleep(1)", "time.sleep(300)"))
+    training.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        training.wait(35)
+    training.send_signal(signal.SIGTERM)
+    assert training.wait(60) not in (0, 75)
 
 
 def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -1,5 +1,8 @@
 """How the tools show an error: one line for what a user can put right, a traceback for a bug."""
 
+import os
+import signal
+
 import pytest
 from torch.utils.data import DataLoader
 
@@ -40,6 +43,24 @@ def test_an_error_that_a_user_can_put_right_is_one_line(error, line, main):
     with pytest.raises(SystemExit) as ended:
         one_line_errors(getattr(Failing(error), main))()
     assert ended.value.code == f"error: {line}"
+
+
+class KilledWorker:
+    """A dataset whose worker dies, as for lack of memory."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_was_killed_is_one_line_with_its_most_likely_causes():
+    def main() -> None:
+        next(iter(DataLoader(KilledWorker(), num_workers=1)))
+
+    with pytest.raises(SystemExit, match=r"^error: DataLoader worker .* killed by signal.*--shm-size"):
+        one_line_errors(main)()
 
 
 def test_a_missing_dataset_says_what_to_do():

@@ -121,7 +121,7 @@ class KNNProbeHook(Hook):
         fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
         fixed["collate_fn"] = dict(type="default_collate")
         return [
-            Runner.build_dataloader({**config, **fixed, "dataset": dataset}, seed=runner.seed)
+            runner.build_dataloader({**config, **fixed, "dataset": dataset}, seed=runner.seed)
             for config, dataset in zip(self.loaders, self.datasets, strict=True)
         ]
 

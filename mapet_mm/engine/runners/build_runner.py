@@ -19,6 +19,7 @@ from mapet_mm.datasets.label_files import read_grey_labels
 from mapet_mm.engine.hooks.total_batch_hook import scaling_with_accumulation
 from mapet_mm.models.utils.attention import switch_cudnn_attention
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
+from mapet_mm.utils.loader_workers import bytes_of_batch, usable_workers
 
 # MMEngine adds these hooks itself and accepts None for them; for any other hook None is an error.
 OWN_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
@@ -41,13 +42,23 @@ class QuietRunner(Runner):
 
     @staticmethod
     def build_dataloader(dataloader: DataLoader | dict, *args: Any, **kwargs: Any) -> DataLoader:
-        """Build a loader, whose dataset reads label files of three equal channels, too."""
+        """Build a loader, whose dataset reads label files of three equal channels, too.
+
+        It has fewer workers than the config says if the machine's shared memory is too small for them.
+        """
         if isinstance(dataloader, DataLoader):
             return dataloader
         with building(dataloader["dataset"]):
             loader = Runner.build_dataloader(dataloader, *args, **kwargs)
         read_grey_labels(loader.dataset)
-        return loader
+        num_workers = usable_workers(loader.num_workers, lambda: bytes_of_batch(loader))
+        if num_workers == loader.num_workers:
+            return loader
+        fewer = {**dataloader, "dataset": loader.dataset, "num_workers": num_workers}
+        if not num_workers:
+            for name in ("persistent_workers", "prefetch_factor", "timeout"):
+                fewer.pop(name, None)
+        return Runner.build_dataloader(fewer, *args, **kwargs)
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """Build the logger, and say where the file is."""

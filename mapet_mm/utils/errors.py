@@ -5,6 +5,7 @@
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -53,6 +54,11 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
     def run(*args: object, **kwargs: object) -> None:
         try:
             main(*args, **kwargs)
+        except KeyboardInterrupt:
+            if os.environ.get("MAPET_MM_TRACEBACK"):
+                raise
+            print("\nstopped by Ctrl-C", file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)  # as shells have it
         except Exception as error:
             of_worker = worker_message(error)
             can_fix = of_worker or isinstance(error, (UserError, OSError, ImportError))

@@ -13,7 +13,7 @@ from mapet_mm.utils.errors import UserError, one_line_errors
 class Failing:
     """A dataset, or a tool's `main`, that raises in whatever process runs it."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
     def __len__(self) -> int:
@@ -61,6 +61,13 @@ def test_a_worker_that_was_killed_is_one_line_with_its_most_likely_causes():
 
     with pytest.raises(SystemExit, match=r"^error: DataLoader worker .* killed by signal.*--shm-size"):
         one_line_errors(main)()
+
+
+def test_ctrl_c_is_one_line_with_the_exit_code_of_shells(capsys):
+    with pytest.raises(SystemExit) as ended:
+        one_line_errors(Failing(KeyboardInterrupt()).main)()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "\nstopped by Ctrl-C\n"
 
 
 def test_a_missing_dataset_says_what_to_do():

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from io import BytesIO
 from multiprocessing.util import get_temp_dir
 from tempfile import gettempdir
@@ -26,8 +26,6 @@ PLENTY = 2**30  # bytes; Docker gives a container 64 MB of shared memory unless 
 PREFETCH_FACTOR = 2  # batches that PyTorch lets each worker load ahead
 # Linux allows a socket's path 107 bytes. multiprocessing's are TMPDIR/pymp-12345678/listener-12345678.
 LONGEST_SOCKET_PATH = 107
-
-_start_loader = DataLoader.__init__
 
 
 def usable_workers(num_workers: int, batch_bytes: Callable[[], int]) -> int:
@@ -106,20 +104,15 @@ class _TensorCounter(pickle.Pickler):
         return "tensor"
 
 
-def let_workers_outlive_signals() -> None:
-    """From now on, the workers of all loaders of this process live on at `SIGNALS`, as long as it lives.
+def outlive_signals(loader: DataLoader) -> DataLoader:
+    """Let a loader's workers live on at `SIGNALS`, as long as their process lives; returns the loader.
 
     Slurm and terminals send a signal to every process. PyTorch's workers, also idle ones, would die and take
-    the run with them before it saves. No config or loader has to say so, whatever it is for.
+    the run with them before it saves. This is no entry of a config, and changes no seed of the workers.
     """
-    DataLoader.__init__ = _start_patient_loader
-
-
-@wraps(_start_loader)
-def _start_patient_loader(self: DataLoader, *args: Any, **kwargs: Any) -> None:
-    _start_loader(self, *args, **kwargs)
-    if getattr(self.worker_init_fn, "func", None) is not _start_patient_worker:
-        self.worker_init_fn = partial(_start_patient_worker, self.worker_init_fn)
+    if getattr(loader.worker_init_fn, "func", None) is not _start_patient_worker:
+        loader.worker_init_fn = partial(_start_patient_worker, loader.worker_init_fn)
+    return loader
 
 
 def _start_patient_worker(start: Callable[[int], None] | None, worker: int) -> None:

@@ -19,7 +19,7 @@ from mapet_mm.engine.hooks.whole_checkpoint_hook import WHOLE_FILES, checkpoint_
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import STOPPED, worker_message
-from mapet_mm.utils.loader_workers import let_workers_outlive_signals
+from mapet_mm.utils.loader_workers import outlive_signals
 from mapet_mm.utils.signals import SAME_SIGNAL_SECONDS, listen
 
 LATEST = "latest.pth"
@@ -36,7 +36,8 @@ class InterruptionHook(Hook):
     SIGHUP, which nohup keeps away. All processes save after the same step, whichever of them got the signal.
     A further signal, 10 s later or more, ends a run that hangs: at once and unsaved.
 
-    From its making on, the workers of all loaders of this process outlive these signals.
+    The workers of the run's loaders outlive these signals. Where MMEngine starts the training's before any
+    hook (0.10.7, in loops of iterations), `EpochSeedHook` starts others.
 
     A loader's worker that is killed, most often because memory is full, ends the run with exit code 1; what
     the first process has in memory is saved.
@@ -52,7 +53,12 @@ class InterruptionHook(Hook):
     def __init__(self, minutes: float | None = 30, interval: int = 10) -> None:
         self.minutes = minutes
         self.interval = interval
-        let_workers_outlive_signals()  # before a loader is made: some loops start workers when they are
+
+    def before_run(self, runner: Runner) -> None:
+        """Let the workers of all loaders outlive the signals; before a hook makes another loader of one."""
+        for loop in (runner.train_loop, runner.val_loop):
+            if loop is not None:
+                outlive_signals(loop.dataloader)
 
     def before_train(self, runner: Runner) -> None:
         """Listen to the signals."""

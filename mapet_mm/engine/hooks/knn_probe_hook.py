@@ -27,6 +27,7 @@ from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
+from mapet_mm.utils.loader_workers import outlive_signals
 
 
 @HOOKS.register_module()
@@ -120,10 +121,11 @@ class KNNProbeHook(Hook):
         # The first images come again until all processes have as many.
         fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
         fixed["collate_fn"] = dict(type="default_collate")
-        return [
-            runner.build_dataloader({**config, **fixed, "dataset": dataset}, seed=runner.seed)
-            for config, dataset in zip(self.loaders, self.datasets, strict=True)
-        ]
+        loaders = []
+        for config, dataset in zip(self.loaders, self.datasets, strict=True):
+            loader = runner.build_dataloader({**config, **fixed, "dataset": dataset}, seed=runner.seed)
+            loaders.append(outlive_signals(loader))
+        return loaders
 
     def some_images(self, dataset: Dataset) -> Dataset:
         """The dataset itself, which shows at most `most_images`."""

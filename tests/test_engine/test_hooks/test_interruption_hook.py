@@ -20,7 +20,7 @@ from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.runners.resume import find_checkpoint
 from mapet_mm.registry import HOOKS as TYPES
 from mapet_mm.utils.errors import STOPPED
-from mapet_mm.utils.loader_workers import let_workers_outlive_signals
+from mapet_mm.utils.loader_workers import outlive_signals
 from mapet_mm.utils.signals import SIGNALS
 
 pytestmark = pytest.mark.usefixtures("signals_given_back")
@@ -134,9 +134,8 @@ def test_workers_of_all_loaders_outlive_a_signal_to_all_processes(number, tmp_pa
 
 def test_a_worker_ends_at_its_loaders_sigterm_alone():
     """Python sends it when it ends, to workers that an error has kept, and waits for them."""
-    let_workers_outlive_signals()
     workers = Workers()
-    iterator = iter(DataLoader(range(4), num_workers=1, persistent_workers=True))
+    iterator = iter(outlive_signals(DataLoader(range(4), num_workers=1, persistent_workers=True)))
     assert next(iterator) == 0
     (worker,) = workers
     for number in SIGNALS:

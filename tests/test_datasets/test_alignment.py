@@ -128,6 +128,18 @@ def test_a_pipeline_that_moves_pixels_and_not_the_grid_is_refused(root, case):
         check(root, *case)
 
 
+def test_a_step_that_moves_pixels_in_one_of_64_draws_is_refused(root):
+    draws = set()
+
+    def flip_at_the_last(results: dict) -> dict:
+        draws.add(random.random())  # the same for an image and its negative
+        image = results["img"]
+        return results | {"img": image[:, ::-1] if len(draws) == 64 else image}
+
+    with pytest.raises(TokenStoreError, match=REFUSED):
+        check(root, [LOAD, SQUARE, flip_at_the_last])
+
+
 COLOURS = [
     [LOAD, SQUARE, JITTER],
     [LOAD, dict(type="ResizeEdge", scale=224), dict(type="CenterCrop", crop_size=224)],

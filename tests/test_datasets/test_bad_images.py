@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -154,8 +155,9 @@ class Hiccup:
         return results
 
 
-def test_an_error_of_the_storage_is_tried_again_with_the_same_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "RETRIES", (0.0, 0.0, 0.0))
+def test_an_error_of_the_storage_is_tried_again_with_the_same_draws_after_a_while(tmp_path, monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=waits.append))
     make("plain.png", tmp_path / "plain.png")
     dataset = trained(tmp_path / "plain.png")
     jitter = TRANSFORMS.build(dict(type="ColorJitter", brightness=0.4))
@@ -163,6 +165,7 @@ def test_an_error_of_the_storage_is_tried_again_with_the_same_draws(tmp_path, mo
     expected = dataset[SeededIndex(0, 5)]
     dataset.pipeline.transforms.insert(3, Hiccup(errors=3))
     assert torch.equal(dataset[SeededIndex(0, 5)]["inputs"], expected["inputs"])
+    assert waits == [0.5, 2.0, 8.0]
     dataset.pipeline.transforms[3] = Hiccup(errors=4)
     message = r"plain\.png` cannot be read .*Input/output error.*look at the storage.*continues$"
     with pytest.raises(PipelineError, match=message):

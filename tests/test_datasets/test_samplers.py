@@ -133,3 +133,4 @@ def test_permutations_depend_on_their_seed_alone():
     # Each of 9 patches at each of 9 places: 222 times on average, 5 standard deviations are 71.
     counts = torch.stack([torch.bincount(permutations[:, place], minlength=10)[1:] for place in range(1, 10)])
     assert (counts - 2000 / 9).abs().max() < 71
+    assert len(seeded_permutations(seeds, 26).unique(dim=0)) == 2000

@@ -109,6 +109,19 @@ def test_an_image_is_found_by_its_path_alone(shards, tmp_path):
             load({"img_path": str(path)})
 
 
+def test_of_images_with_the_same_name_the_first_is_read_by_it(shards):
+    """Its tokens are those of the name."""
+    with tarfile.open(shards / "1.tar", "w") as file:
+        for name in NAMES[:2]:
+            file.add(shards.parent / "folder" / name, "n01/same.png")
+    images = build(shards)
+    first, second = images[2], images[3]
+    assert first["img_path"] == second["img_path"]
+    found = LoadImageFromTar()({"img_path": first["img_path"]})
+    assert np.array_equal(found["img"], first["img"])
+    assert not np.array_equal(found["img"], second["img"])
+
+
 @pytest.mark.parametrize(
     ("content", "pattern", "match"),
     [(b"\x1f\x8b compressed", "*.tar", "uncompressed"), (b"", "*.tgz", "no file")],

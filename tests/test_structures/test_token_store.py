@@ -301,9 +301,11 @@ def test_extensions_at_the_same_moment_give_no_image_anothers_tokens(tmp_path):
 
 
 def test_merged_stores_equal_one_made_at_once(tmp_path):
+    """Also of one whose names are not in order, because it was extended."""
     names = sorted(names_of(PART_ROWS + 60))
     whole = make(tmp_path / "whole", names)
-    parts = [make(tmp_path / "even", names[::2]), make(tmp_path / "odd", names[1::2])]
+    make(tmp_path / "even", names[200::2])
+    parts = [extend_store(tmp_path / "even", names[:200:2]), make(tmp_path / "odd", names[1::2])]
     for store, broken in ((whole, 11), (parts[1], 5)):
         store.write([], np.empty((0, *GRID), int), {broken: "truncated"})
         fill(store, [row for row in store.missing() if row < len(store) - 1])

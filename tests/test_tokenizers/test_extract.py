@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from config_building import run_tool
 from few_images import by_hand
 from mmengine.config import Config
 from PIL import Image
@@ -288,6 +289,29 @@ def test_a_good_store_is_verified_and_tokens_of_other_images_are_found(fitted, t
     os.truncate(part, 3000)
     with pytest.raises(TokenStoreError, match="damaged"):
         run_verify_tokens(fitted, 0)
+
+
+def test_a_twentieth_of_an_images_tokens_may_differ(fitted, tmp_path, monkeypatch, capsys):
+    """As ties between centroids do on another device; in another image more tokens differ."""
+    fitted.tokenizer.stride = 8  # 8 x 8 tokens
+    fitted.tokenizer.codebook = str(tmp_path / "codebook.safetensors")
+    fitted.dump(tmp_path / "config.py")
+    for tool in ("fit_codebook.py", "extract_tokens.py"):
+        run_tool(monkeypatch, tool, tmp_path / "config.py")
+    store = TokenStore.open(fitted.token_store)
+    verify = "extract_tokens.py", tmp_path / "config.py", "--verify", "100"
+
+    def change(num_tokens: int) -> None:
+        grid = store[store.names[3]].astype(int)
+        grid.flat[:num_tokens] = (grid.flat[:num_tokens] + 1) % 6
+        store.write([3], [grid])
+
+    change(3)
+    run_tool(monkeypatch, *verify)
+    assert "3 of 1088 tokens of 17 images differ from fresh ones" in capsys.readouterr().out
+    change(4)  # the first three for the second time
+    with pytest.raises(SystemExit, match=rf"4 of 64 tokens of image `.*{store.names[3]}` differ"):
+        run_tool(monkeypatch, *verify)
 
 
 class FreeLoader:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from config_building import run_tool
 from forked_processes import run_together
+from mmengine.registry import DATASETS
 from PIL import Image
 from stored_squares import (
     CROP,
@@ -29,6 +30,7 @@ from stored_squares import (
 )
 from tqdm import tqdm
 
+import mapet_mm
 from mapet_mm.structures import TokenStore, extend_store
 from mapet_mm.structures.squares import Squares
 from mapet_mm.structures.store_files import PART_ROWS
@@ -162,6 +164,29 @@ def test_new_images_and_repaired_ones_cost_only_the_parts_that_they_are_in(tmp_p
     squares, _ = store_images(loader_of(tmp_path))
     assert sorted(read[FIRST:]) == list(range(PART_ROWS))
     assert squares.rows().all()
+
+
+def test_a_row_that_another_image_has_now_gets_that_ones_square(tmp_path, monkeypatch):
+    """Of two extensions at the same moment the later one counts. The part of its tokens, which is refused, was
+    removed and extracted again; the squares still are of the other one's image."""
+    store = make_store(tmp_path, named("train", 3))
+    manifest = store.path / "manifest.json"
+    before = manifest.read_text()
+    path = str(tmp_path / "config.py")
+    config(decoded(tmp_path)).dump(path)
+    for name in ("train/9/a.png", "train/9/b.png"):
+        manifest.write_text(before)
+        write_images(tmp_path / "data", [name])
+        extended = extend_store(store.path, [name])
+        for part in (store.path / "parts").iterdir():
+            part.unlink()
+        fill(extended)
+        run_tool(monkeypatch, "store_images.py", path)
+    last = mapet_mm.StoredImages(str(store.path), size=SIZE)[3]
+    assert last["img_path"] == str(tmp_path / "data/train/9/b.png")
+    from_file = DATASETS.build(decoded(tmp_path, steps=()))[4]
+    assert from_file["data_samples"].img_path == last["img_path"]
+    assert np.array_equal(last["img"].transpose(2, 0, 1), from_file["inputs"])
 
 
 def test_squares_that_changed_and_images_that_changed_are_found(folder):

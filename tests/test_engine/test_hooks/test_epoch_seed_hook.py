@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from forked_processes import start_together
 from mmengine.config import Config
+from mmengine.dataset import DefaultSampler
 from mmengine.hooks import Hook
 from torch.utils.data import BatchSampler, DataLoader
 from trainings import SEEN, JitteredNoise, StopAfter, build, final, same
@@ -16,6 +18,7 @@ from trainings import SEEN, JitteredNoise, StopAfter, build, final, same
 from mapet_mm.datasets.samplers import draw_seed, epoch_state
 from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook, ResumeError
 from mapet_mm.registry import DATA_SAMPLERS
+from mapet_mm.utils.dist import start_processes, stop_processes
 
 DATA_SAMPLERS.register_module(module=BatchSampler)  # MMEngine 0.10.7 writes no class into a config's file
 ITERATIONS = dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9))
@@ -149,10 +152,36 @@ def test_a_loader_that_is_built_already_is_refused():
         EpochSeedHook().before_train(runner)
 
 
-def test_steps_draw_differently():
+def test_steps_and_processes_draw_differently(monkeypatch):
+    """Also what is no image's: in all processes alike, stochastic depth would drop the same images of each."""
     hook, draws = EpochSeedHook(), []
-    for hook.seed, step in ((0, 0), (0, 3), (1, 0), (0, 0)):
+    for hook.seed, step, rank in ((0, 0, 0), (0, 3, 0), (1, 0, 0), (0, 0, 1), (0, 0, 0)):
+        monkeypatch.setattr("mapet_mm.engine.hooks.epoch_seed_hook.get_rank", lambda rank=rank: rank)
         hook.before_train_iter(SimpleNamespace(iter=step))
         draws.append((torch.rand(1).item(), np.random.rand(), random.random()))
-    assert len(set(draws)) == 3
-    assert draws[0] == draws[3]
+    for of_one_generator in zip(*draws, strict=True):
+        assert len(set(of_one_generator)) == 4
+    assert draws[0] == draws[4]
+
+
+def first_epoch(rank: int, folder: Path) -> None:
+    """Write the indices and seeds that a process gets, whose own seed MMEngine made another one."""
+    start_processes("pytorch")
+    sampler = dict(type="DefaultSampler", shuffle=True)
+    loader = DataLoader(JitteredNoise(), 2)
+    loop = SimpleNamespace(dataloader=loader)
+    cfg = Config(dict(train_dataloader=dict(sampler=sampler)))
+    EpochSeedHook().before_train(SimpleNamespace(seed=3 + rank, cfg=cfg, train_loop=loop, iter=0))
+    indices = [index for batch in loop.dataloader.batch_sampler for index in batch]
+    np.save(folder / f"{rank}.npy", [(int(index), index.seed) for index in indices])
+    stop_processes()
+
+
+def test_processes_share_one_epoch_by_the_first_ones_seed(tmp_path):
+    """Each image once: orders by different seeds would leave some out and repeat others."""
+    start_together(2, first_epoch, tmp_path)
+    of_first, of_second = (np.load(tmp_path / f"{rank}.npy").tolist() for rank in range(2))
+    taken_in_turn = [tuple(pair) for step in zip(of_first, of_second, strict=True) for pair in step]
+    order = DefaultSampler(JitteredNoise(), seed=3)
+    state = epoch_state(3, 0)
+    assert taken_in_turn == [(index, draw_seed(state, place)) for place, index in enumerate(order)]

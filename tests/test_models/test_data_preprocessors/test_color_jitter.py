@@ -7,6 +7,7 @@ import torch
 from torchvision.transforms import functional
 
 from mapet_mm.models.data_preprocessors.color_jitter import BatchColorJitter
+from mapet_mm.models.utils.permutation import seeded_permutations
 
 OPERATORS = (functional.adjust_brightness, functional.adjust_contrast, functional.adjust_saturation)
 
@@ -49,6 +50,19 @@ def test_factors_are_uniform_and_all_orders_equally_likely():
     for order in map(tuple, orders.tolist()):
         numbers[order] += 1
     assert all(abs(number - 10_000) < 500 for number in numbers.values())
+
+
+def test_factors_order_and_permutation_of_an_image_do_not_depend_on_each_other():
+    """Although all come from its seed: numbers that two of them share would correlate by 0.5 and more."""
+    seeds = torch.arange(4_000) * 1_000_003
+    factors, orders = BatchColorJitter(0.4, 0.4, 0.4).draw(seeds)
+    places = orders.argsort(1)
+    patch_ranks = seeded_permutations(seeds, 197).argsort(1)[:, 1:]
+    drawn = torch.cat([factors, places, patch_ranks], dim=1).double()
+    correlations = torch.corrcoef(drawn.T).abs()
+    for some, others in ((slice(3), slice(3, None)), (slice(3, 6), slice(6, None))):
+        # Six standard deviations of the correlation of 4,000 pairs.
+        assert correlations[some, others].max() < 6 / 4_000**0.5
 
 
 @pytest.mark.parametrize("options", [dict(brightness=-0.1), dict(contrast=1.5), dict(saturation=2.0)])

@@ -68,6 +68,24 @@ def test_loss_and_accuracy_are_the_mean_over_all_targets():
     assert set(logged) == {"loss", "token_accuracy"}
 
 
+def test_each_image_of_a_batch_is_trained_in_the_order_of_its_own_seed():
+    """Whole numbers of 63 bits: those that differ in their highest bits alone have other orders, too."""
+    seeds = [5, 5 + 2**8, 5 + 2**32, 5 + 2**62]
+    model = build()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    images, grids = torch.randn(4, 3, 20, 20), torch.randint(11, (4, 5, 5))
+    samples = [DataSample(metainfo=dict(draw_seed=seed)) for seed in seeds]
+    losses = model([images, grids], samples, mode="loss")
+
+    permutation = seeded_permutations(torch.tensor(seeds), 26)
+    assert len(permutation.unique(dim=0)) == 4
+    latents, _ = model.backbone(images, permutation)
+    tokens = grids.flatten(1).gather(1, permutation[:, 8:] - 1)
+    expected = F.cross_entropy(model.head(latents).flatten(0, 1), tokens.flatten())
+    assert losses["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
 def test_a_backbone_within_lora_model_is_trained_by_its_adapters():
     """At first they add nothing, so the loss is the plain backbone's; only they and the head learn."""
     plain = build()

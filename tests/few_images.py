@@ -51,10 +51,15 @@ def few_images_config(folder: Path) -> Config:
     )
 
 
-def by_hand(cfg: Config, path: Path) -> np.ndarray:
-    """The image's tokens without loader, batches or store."""
+def prepared(path: Path) -> torch.Tensor:
+    """The image as a batch of one, by hand."""
     image = Image.open(path).convert("RGB").resize((int(SIZE * 50 / 40), SIZE), Image.Resampling.BICUBIC)
     left = round((image.width - SIZE) / 2)
     pixels = np.asarray(image, dtype=np.float32)[:, left : left + SIZE]
+    return torch.from_numpy((pixels - 120) / 70).permute(2, 0, 1)[None]
+
+
+def by_hand(cfg: Config, path: Path) -> np.ndarray:
+    """The image's tokens without loader, batches or store."""
     kclip = MODELS.build(cfg.tokenizer)
-    return kclip(torch.from_numpy((pixels - 120) / 70).permute(2, 0, 1)[None]).reshape(kclip.grid).numpy()
+    return kclip(prepared(path)).reshape(kclip.grid).numpy()

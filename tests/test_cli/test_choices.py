@@ -6,22 +6,28 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
 import torch
+from config_building import run_tool
 from mmengine.config import Config
 from PIL import Image
 
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, init_tokens, vocabulary
+from mapet_mm.cli.configs import IMAGES
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.run_report import method_words
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.cli.starts import Start, take_weights
 from mapet_mm.cli.verdict import HELD_OUT
+from mapet_mm.datasets import StoredImages
 from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
-from mapet_mm.registry import MODELS
+from mapet_mm.registry import DATASETS, MODELS
+from mapet_mm.structures import TokenStore
+from mapet_mm.structures.image_names import read_lines
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights
 
@@ -470,6 +476,27 @@ def test_colours_of_squares_are_jittered_on_the_gpu_if_there_is_one(
         assert pack.type == "PackInputs"
         assert "color_jitter" not in cfg.data_preprocessor
         assert "collate_fn" not in loader
+
+
+def test_a_training_on_squares_reads_all_images_but_those_that_are_held_out(tmp_path, planned, monkeypatch):
+    random = np.random.default_rng(0)
+    for index in range(60):
+        path = tmp_path / "mine" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
+    pretrain(options(tmp_path / "mine", "--epochs", "2"))
+
+    monkeypatch.chdir(tmp_path / "run")
+    names, held_out = (read_lines(file) for file in (IMAGES, HELD_OUT))
+    store = TokenStore.create("tokens", names, 14, 16, "digest", tmp_path / "mine")
+    store.write(range(60), np.zeros((60, 14, 14), int))
+    run_tool(monkeypatch, "store_images.py", "pretrain.py")
+    dataset = DATASETS.build(Config.fromfile("pretrain.py").train_dataloader.dataset)
+    assert type(dataset) is StoredImages
+    paths = [dataset.get_data_info(index)["img_path"] for index in range(len(dataset))]
+    trained = [str(Path(path).relative_to(tmp_path / "mine")) for path in paths]
+    assert len(held_out) == 6
+    assert sorted([*trained, *held_out]) == names
 
 
 def test_a_training_of_one_epoch_decodes_its_images(photographs, planned):

@@ -2,10 +2,14 @@
 
 import json
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from config_building import run_tool
 from mmengine.config import Config
+
+import mapet_mm
 
 
 def table(printed: str) -> str:
@@ -26,6 +30,20 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
     monkeypatch.setattr("mapet_mm.evaluation.extraction.fill_blocks", None)  # nothing is computed again
     run_tool(monkeypatch, "evaluate_features.py", *arguments, *compare)
     assert table(capsys.readouterr().out) == first
+
+
+def test_features_of_images_that_were_rewritten_are_computed_anew(config, root):
+    """Also where the new file has as many bytes."""
+    model = dict(model=root / "config.py", checkpoint=root / "weights.pth", cache=root / "cache")
+    before = mapet_mm.evaluate(protocols=["NearestNeighbours"], **model)
+    assert {row.value for row in before if row.unit == "top-1, %"} == {100.0}
+    for path in sorted((root / "data/val").rglob("*.png")):
+        label = "abc".index(path.parent.name)
+        image = np.full((16, 16, 3), 80 * ((label + 1) % 3) + 30, np.uint8)
+        content = cv2.imencode(".png", image)[1].tobytes()
+        path.write_bytes(content.ljust(path.stat().st_size, b"\0"))
+    after = mapet_mm.evaluate(protocols=["NearestNeighbours"], **model)
+    assert {row.value for row in after if row.unit == "top-1, %"} == {0.0}
 
 
 def test_all_models_are_evaluated_on_the_first_ones_images(config, root, monkeypatch):

@@ -6,12 +6,13 @@ import pytest
 import timm
 import torch
 from config_building import RECIPES, in_scope, label, load
-from frozen_features import save, take
+from frozen_features import PIPELINE, save, take
 from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
 from safetensors.torch import save_file
 from torch import nn
 
+import mapet_mm
 from mapet_mm.evaluation import checkpoint_weights
 from mapet_mm.evaluation.checkpoint_weights import WeightsError, load_weights
 from mapet_mm.evaluation.models import backbone_of, load_checkpoint
@@ -115,6 +116,22 @@ def test_weights_at_an_unusual_place_are_loaded_by_their_prefix(config, root, we
         load_checkpoint(config, file)
     for prefix in ("student.backbone.", "module.student.backbone."):
         assert load_checkpoint(config, file, prefix).digest == expected
+
+
+def test_of_weights_at_several_usual_places_the_most_usual_is_taken(config, root, weights):
+    """A training's before a bare network's, these before a wrapper's, and those of several processes last."""
+    config.test_dataloader = dict(dataset=dict(pipeline=PIPELINE))
+    config.dump(root / "config.py")
+    usual = ["backbone.", "", "model.", "model.backbone.", "module.backbone.", "module."]
+    usual.append("backbone.timm_model.")
+    for first in range(len(usual)):
+        kept = {}
+        for number, prefix in enumerate(usual[first:], start=first):
+            for name, value in weights.items():
+                kept[prefix + name.removeprefix("backbone.")] = torch.full_like(value, number)
+        save(kept, root)
+        vit = mapet_mm.load(root / "config.py", root / "weights.pth").model
+        assert {value.unique().item() for value in vit.state_dict().values()} == {first}
 
 
 def test_what_features_do_not_need_is_left_out_and_printed(config, root, weights, capsys):

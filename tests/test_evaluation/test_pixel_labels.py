@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import mapet_mm
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.pixel_labels import (
     Areas,
@@ -27,6 +28,45 @@ def test_a_patch_has_the_labels_that_it_covers_at_any_image_size():
         cells = label_cells(labels, (2, 2), 3)
         assert cells.tolist() == [[0] * 9, [1] * 9, [2] * 9, [255] * 9]
         np.testing.assert_array_equal(join_cells(cells, (2, 2), labels.shape), labels)
+
+
+def test_each_pixel_gets_the_label_at_the_middle_of_the_part_that_stands_for_it(config, root):
+    """The model sees 16 x 16 pixels, the labels have 48 x 48: each of its pixels stands for 3 x 3 of them.
+
+    Tested are the images that are learnt from, so each patch is its own nearest neighbour.
+    """
+    rng = np.random.default_rng(0)
+    for kind in ("images", "annotations"):
+        (root / kind).mkdir()
+    shown, predicted = [], []
+    for index in range(4):
+        labels = rng.integers(0, 3, (10, 10), np.uint8).repeat(5, 0).repeat(5, 1)[:48, :48]
+        Image.fromarray(labels).save(root / f"annotations/{index}.png")
+        Image.fromarray(rng.integers(0, 256, (48, 48, 3), np.uint8)).save(root / f"images/{index}.png")
+        shown.append(labels)
+        predicted.append(labels[1::3, 1::3].repeat(3, 0).repeat(3, 1))
+    ious = []
+    for label in range(3):
+        right, found = np.equal(shown, label), np.equal(predicted, label)
+        ious.append(100 * (right & found).sum() / (right | found).sum())
+
+    dataset = dict(
+        type="mmseg.BaseSegDataset",
+        data_root=str(root),
+        data_prefix=dict(img_path="images", seg_map_path="annotations"),
+        img_suffix=".png",
+        seg_map_suffix=".png",
+        metainfo=dict(classes=("a", "b", "c")),
+        pipeline=[LOAD, dict(type="mmseg.Resize", scale=(16, 16), keep_ratio=False), LABELS, PACK],
+    )
+    config.evaluation = dict(
+        dense_train=dict(dataset=dataset),
+        dense_val=dict(dataset=dataset),
+        protocols=[dict(type="SegmentationByNeighbours", ks=[1])],
+    )
+    config.dump(root / "config.py")
+    rows = mapet_mm.evaluate(root / "config.py", checkpoint=root / "weights.pth", cache=root / "cache")
+    assert rows[0].value == pytest.approx(np.mean(ious), abs=1e-4)
 
 
 def test_a_patch_is_what_most_of_it_is_and_ignored_where_that_is_ignored():

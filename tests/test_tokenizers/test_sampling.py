@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from few_images import SIZE
+from few_images import SIZE, prepared
 from mmengine.config import Config
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
+from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, CodebookError
 from mapet_mm.tokenizers import kmeans, sampling
 from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
@@ -52,6 +53,22 @@ def test_images_are_drawn_by_the_seed_whatever_their_order():
     assert (
         draw_images(indices, None, 3) == draw_images(indices, 40, 3) == draw_images(indices, 99, 3) == indices
     )
+
+
+def test_images_give_features_at_positions_of_their_own(cfg, tmp_path):
+    """Of one position of each of twelve copies of an image; the codebook is the mean of these features."""
+    images = sorted((tmp_path / "data/train").rglob("*.png"))
+    for copy in images[1:]:
+        shutil.copyfile(images[0], copy)
+    cfg.codebook.update(k=1, positions_per_image=1)
+    _, codebook = run_fit_codebook(cfg)
+    with torch.no_grad():
+        (features,) = MODELS.build(cfg.tokenizer).features(prepared(images[0]))  # of 2 x 2 positions
+    shares = torch.linalg.lstsq(features.T, codebook.centroids.T).solution.flatten()
+    counts = (12 * shares).round()
+    torch.testing.assert_close(12 * shares, counts, atol=0.02, rtol=0)
+    assert counts.sum() == 12
+    assert (counts > 0).sum() >= 3
 
 
 def test_a_codebook_of_drawn_images_reads_no_others_and_is_the_same_in_any_process(cfg, read, monkeypatch):

@@ -167,8 +167,8 @@ def test_new_images_and_repaired_ones_cost_only_the_parts_that_they_are_in(tmp_p
 
 
 def test_a_row_that_another_image_has_now_gets_that_ones_square(tmp_path, monkeypatch):
-    """Of two extensions at the same moment the later one counts. The part of its tokens, which is refused, was
-    removed and extracted again; the squares still are of the other one's image."""
+    """Of two extensions at the same moment the later one counts. Its tokens were extracted again, as those
+    of the other one's image are refused; the squares are still of that image."""
     store = make_store(tmp_path, named("train", 3))
     manifest = store.path / "manifest.json"
     before = manifest.read_text()

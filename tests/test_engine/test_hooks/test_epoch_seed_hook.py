@@ -153,7 +153,7 @@ def test_a_loader_that_is_built_already_is_refused():
 
 
 def test_steps_and_processes_draw_differently(monkeypatch):
-    """Also what is no image's: in all processes alike, stochastic depth would drop the same images of each."""
+    """Or stochastic depth would drop the same images of each process's batch."""
     hook, draws = EpochSeedHook(), []
     for hook.seed, step, rank in ((0, 0, 0), (0, 3, 0), (1, 0, 0), (0, 0, 1), (0, 0, 0)):
         monkeypatch.setattr("mapet_mm.engine.hooks.epoch_seed_hook.get_rank", lambda rank=rank: rank)

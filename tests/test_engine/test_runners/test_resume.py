@@ -229,11 +229,12 @@ def test_another_configs_training_is_not_overwritten_unless_asked(trained, copy,
     start({"train_dataloader.num_workers": 1, "log_level": "WARNING", "load_from": None})
 
 
-LONGER = ["train_cfg.max_epochs=4", "param_scheduler.0.T_max=8"]
+LONGER = ["--cfg-options", "train_cfg.max_epochs=4"]
 OTHER_RATES = {
-    "more epochs": LONGER,
-    "more iterations": [*LONGER, "param_scheduler.0.by_epoch=False"],
-    "another rate alone": ["train_cfg.max_epochs=4", "optim_wrapper.optimizer.lr=0.03"],
+    "more epochs": [*LONGER, "param_scheduler.0.T_max=8"],
+    "more iterations": [*LONGER, "param_scheduler.0.T_max=8", "param_scheduler.0.by_epoch=False"],
+    "another rate": [*LONGER, "optim_wrapper.optimizer.lr=0.03"],
+    "scaled to the batch": ["--auto-scale-lr", *LONGER],
 }
 
 
@@ -242,7 +243,7 @@ def test_a_run_that_goes_on_with_other_rates_has_them_from_there_on(
     copy, trained, tmp_path, monkeypatch, changed
 ):
     for work, resume in ((tmp_path / "at once", []), (copy, ["--resume"])):
-        options = ["--work-dir", work, *resume, "--cfg-options", *changed]
+        options = ["--work-dir", work, *resume, *changed]
         run_tool(monkeypatch, "train.py", trained.config, *options)
     whole, resumed = (
         {line["step"]: line["lr"] for line in read_scalars(work) if line.get("epoch", 0) > 2}

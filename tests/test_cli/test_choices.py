@@ -13,9 +13,15 @@ import torch
 from config_building import run_tool
 from mmengine.config import Config
 from PIL import Image
+from timm.data.constants import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    OPENAI_CLIP_MEAN,
+    OPENAI_CLIP_STD,
+)
 
 from mapet_mm.cli import choices
-from mapet_mm.cli.choices import choose, init_tokens, vocabulary
+from mapet_mm.cli.choices import choose, init_tokens, random_tokens, vocabulary
 from mapet_mm.cli.configs import IMAGES
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.run_report import method_words
@@ -142,6 +148,18 @@ def test_the_starts_tokens_cluster_the_features_of_its_weights(tmp_path):
     with torch.no_grad():
         patches = model.forward_features(images)[:, 1:]
     torch.testing.assert_close(MODELS.build(config).features(images), patches, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "published"),
+    [
+        (random_tokens(), (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)),
+        (init_tokens(Start([], arch="tiny")), (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)),
+    ],
+    ids=["CLIP", "start"],
+)
+def test_images_of_a_tokenizer_are_normalised_by_its_networks_numbers(tokens, published):
+    assert np.allclose(np.divide(tokens.statistics, 255), published, atol=1e-4)
 
 
 def test_other_options_for_the_same_folder_are_refused(photographs, planned, monkeypatch):

@@ -122,8 +122,15 @@ def test_of_weights_at_several_usual_places_the_most_usual_is_taken(config, root
     """A training's before a bare network's, these before a wrapper's, and those of several processes last."""
     config.test_dataloader = dict(dataset=dict(pipeline=PIPELINE))
     config.dump(root / "config.py")
-    usual = ["backbone.", "", "model.", "model.backbone.", "module.backbone.", "module."]
-    usual.append("backbone.timm_model.")
+    usual = (
+        "backbone.",
+        "",
+        "model.",
+        "model.backbone.",
+        "module.backbone.",
+        "module.",
+        "backbone.timm_model.",
+    )
     for first in range(len(usual)):
         kept = {}
         for number, prefix in enumerate(usual[first:], start=first):

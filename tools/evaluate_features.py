@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from command_line import add_config_options, described_parser
 
+from mapet_mm.utils.commands import add_class_options
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def parse_args() -> argparse.Namespace:
         "--prefix", help="of the backbone's names in CHECKPOINT, if they are not at a usual place: 'encoder.'"
     )
     parser.add_argument("--size", type=int, help="side of MODEL's images in pixels, in place of its own")
+    add_class_options(parser, "of the images of a folder, or of a RUN's held-out images")
     parser.add_argument(
         "--protocols",
         nargs="+",
@@ -89,6 +91,7 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
+    from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
     from mapet_mm.evaluation.named import load_model, random_twin
     from mapet_mm.evaluation.rows import figure_text, results_table
     from mapet_mm.evaluation.run import evaluate_data
@@ -105,6 +108,7 @@ def main() -> None:
         if len(given) > 2:
             raise UserError(f"--compare {' '.join(given)}: one model and one checkpoint")
     changes = dict(options=args.cfg_options, prefix=args.prefix, mean=args.mean, std=args.std, size=args.size)
+    sources = dict(labels=args.labels, class_level=args.class_level)
     results: dict[str, list[Row]] = {}
 
     def show(row: Row) -> None:
@@ -115,7 +119,7 @@ def main() -> None:
         name = f"{loaded.name} ({len(results) + 1})" if loaded.name in results else loaded.name
         print_once(f"{name}:")
         results[name] = evaluate_data(
-            config, loaded, args.data, args.protocols, args.cache, every=args.all, show=show
+            config, loaded, args.data, args.protocols, args.cache, every=args.all, show=show, **sources
         )
 
     for index, given in enumerate(models):
@@ -123,12 +127,15 @@ def main() -> None:
         # Without --data, all models are evaluated on the images that the first one's config names.
         if index == 0 or args.data:
             declaring = cfg
+        if index == 0 and takes_other_classes(args.model, args.data, **sources):
+            declaring = with_other_classes(cfg, Path(args.model), **sources)
+            sources.clear()
         evaluate(declaring, loaded)
     if not (args.compare or args.no_random):
         twin = random_twin(args.model, args.checkpoint, loaded, **changes)
         if twin:
             print_once("the same network with random weights takes its features, too (without: --no-random)")
-            evaluate(*twin)
+            evaluate(declaring, twin[1])
     if not is_first_process():
         return
     table = results_table(results)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from command_line import described_parser
 
+from mapet_mm.utils.commands import add_class_options
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -31,6 +32,7 @@ def parse_args() -> argparse.Namespace:
         help="what the pre-training started from (default: the weights that its config names, if any)",
     )
     parser.add_argument("--data", help="images, as for mapet-mm evaluate (default: those that MODEL names)")
+    add_class_options(parser, "in place of those of the pre-training, or of the folders of --data")
     parser.add_argument(
         "--cache",
         type=Path,
@@ -48,7 +50,7 @@ def main() -> None:
 
     from mapet_mm.cli.pretrain import last_checkpoint
     from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
-    from mapet_mm.cli.verdict import TESTED, drop_skipped
+    from mapet_mm.cli.verdict import TESTED, drop_skipped, takes_other_classes, with_other_classes
     from mapet_mm.evaluation.image_sets import read_image_sets
     from mapet_mm.evaluation.models import RANDOM
     from mapet_mm.evaluation.named import RUN_CONFIG, load_model
@@ -66,13 +68,20 @@ def main() -> None:
     accuracy = None
     args.cache = args.cache.absolute()
     args.out = args.out and args.out.absolute()
+    args.labels = args.labels and args.labels.absolute()
     if is_run:
+        if args.data and Path(args.data).exists():
+            args.data = os.path.abspath(args.data)
         os.chdir(args.model)  # to which a RUN's paths are relative
         args.model = "."
         drop_skipped(Path())
         accuracy = token_accuracy_of(Path())
 
     result = load_model(args.model, args.checkpoint)
+    sources = dict(labels=args.labels, class_level=args.class_level)
+    if takes_other_classes(args.model, args.data, **sources):
+        result = (with_other_classes(result[0], Path(), **sources), result[1])
+        sources.clear()
     loaded = {RESULT: result}
     start = load_model(*args.start) if args.start else load_model(RUN_CONFIG if is_run else args.model)
     if not start[1].is_random and start[1].digest != result[1].digest:
@@ -81,7 +90,7 @@ def main() -> None:
     models = {}
     for name, (config, checkpoint) in loaded.items():
         declaring = config if args.start and name == START and args.data else result[0]
-        models[name] = (checkpoint, read_image_sets(declaring, args.data))
+        models[name] = (checkpoint, read_image_sets(declaring, args.data, **sources))
     verdict = judge(models, args.cache, accuracy)
     about_method = method_words(Path()) if is_run else ""
     if about_method:

@@ -1,7 +1,7 @@
 # Classifiers learnt on ImageNet-1k and tested on other images of its classes, or of a part of them.
 # real.json is ReaL's list of the right classes of each image of `val`, in the order of their numbers.
 answers = "data/imagenet/real.json"
-val = dict(type="CustomDataset", data_root="data/imagenet", data_prefix="val", with_label=False)
+val = dict(type="mapet_mm.ImageFolder", data_prefix="data/imagenet", part="val", with_label=False)
 
 evaluation = dict(
     folder="data/imagenet",

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.fileio import list_dir_or_file
 
 from mapet_mm.cli.start_models import SIDE
 from mapet_mm.cli.starts import GRID, INIT, Start, take_start
-from mapet_mm.cli.verdict import read_labels
-from mapet_mm.datasets.formats import EXTENSIONS
+from mapet_mm.datasets.classes import classes_of
+from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.utils.disk import GIGABYTE, free_bytes
@@ -61,15 +60,14 @@ def choose(args: argparse.Namespace) -> Choices:
     names, others = find_images(args.images)
     count = len(names)
     words = [f"images: {count}"]
-    left_out = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
+    left_out = others_text(others)
     if left_out:
         words.append(f"other files, left out: {left_out}")
     if not names:
         raise UserError(
             f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}"
         )
-    if args.labels:
-        read_labels(args.labels, names)  # to refuse a wrong file before anything is made
+    classes_of(args.labels, names, args.class_level)  # to refuse what is wrong before anything is made
 
     start = None
     arch = args.arch or "small"
@@ -99,18 +97,11 @@ def side_of(start: Start | None) -> int:
 def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     """Names of the images in a folder, and how many other files there are of each kind."""
     root = str(folder.absolute())
-    names: list[str] = []
-    others: Counter[str] = Counter()
-    for name in list_dir_or_file(folder, list_dir=False, recursive=True):
-        if "/." in f"/{name}":  # hidden, or in a hidden folder
-            continue
-        if re.search("[\n\r\udc80-\udcff]", f"{root}/{name}"):
-            others["with a line break or no UTF-8 in their names"] += 1
-        elif name.lower().endswith(EXTENSIONS):
-            names.append(name)
-        else:
-            others[Path(name).suffix or "no suffix"] += 1
-    return sorted(names), others
+    found, others = image_names(folder)
+    names = [name for name in found if not re.search("[\n\r\udc80-\udcff]", f"{root}/{name}")]
+    if len(names) < len(found):
+        others["with a line break or no UTF-8 in their names"] = len(found) - len(names)
+    return names, others
 
 
 def vocabulary(images: int, grid: int = GRID) -> tuple[int, int]:

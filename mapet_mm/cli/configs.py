@@ -131,7 +131,7 @@ def process_count(args: argparse.Namespace) -> int:
 def images_config(args: argparse.Namespace, pipeline: list) -> dict[str, Any]:
     """A dataset of the listed images."""
     folder = dict(data_prefix=str(args.images.absolute()), ann_file=IMAGES, with_label=False)
-    return dict(type="CustomDataset", **folder, pipeline=pipeline)
+    return dict(type="mapet_mm.ImageFolder", **folder, pipeline=pipeline)
 
 
 def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from mapet_mm.cli.stages import Stage, claim, run_stages
-from mapet_mm.utils.commands import loading_call, tool_command
+from mapet_mm.utils.commands import add_class_options, loading_call, tool_command
 from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.utils.identity import (
     IDENTITY,
@@ -106,7 +106,7 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="try the images again that were left out, after you have repaired them",
     )
-    add("--labels", type=Path, metavar="FILE", help="classes for the verdict, in lines `name class`")
+    add_class_options(parser, "for the verdict")
     add("--no-verdict", action="store_true", help="train on all images, without a verdict at the end")
     args = parser.parse_args(arguments)
     if args.batch_size < 1 or (args.epochs is not None and args.epochs < 1):
@@ -184,6 +184,8 @@ def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
     options["epochs"] = epochs
     if args.method == "mapet":  # which RUNs from before there was a choice do not name
         del options["method"]
+    if args.class_level is None:  # likewise
+        del options["class_level"]
     if args.init and not args.init.startswith(("timm:", "hf:")):
         options["init"] = Path(args.init).resolve()
     if args.labels:
@@ -274,6 +276,7 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]
     """
     from mapet_mm.cli.choices import choose, find_images
     from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, move_images, write_configs
+    from mapet_mm.cli.verdict import require_same_classes
     from mapet_mm.structures.image_names import read_lines
 
     configs = [args.out / TOKENIZER, args.out / PRETRAINING]
@@ -285,6 +288,7 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]
         write_configs(args, choices)
         return options
 
+    require_same_classes(args, recorded_options(args.out))
     names, _ = find_images(args.images)
     options = with_start(args, with_files(args, options, names))
     require_settings(args.out, options, "run", "take another --out")

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mmengine.config import Config
 
+from mapet_mm.datasets.classes import classes_of, read_labels  # noqa: F401
+from mapet_mm.datasets.copies import first_copies
+from mapet_mm.evaluation.image_sets import SECTION
+from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, suiting_k, too_few_voters
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.image_names import read_lines
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import type_name
-from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.utils.dist import print_once
+from mapet_mm.utils.errors import UserError
 
 TRAINED = "train.txt"  # images that are trained on
 HELD_OUT = "held_out.txt"  # the others
@@ -26,9 +34,16 @@ SHARE = 0.1
 MOST = 10_000  # images that are held out, and images that vote
 LEAST = 50  # images, for a verdict
 FEWEST = 5  # tested images with others of their class to vote, for a verdict by labels
+FEWEST_TESTED = 100  # images, however short the training
+FEWEST_VOTING = (
+    10 * NEIGHBOURS
+)  # images, in the verdict and during the training, so that k is the same in both
 SHOTS = 10  # labels a class
 PROBES = 10  # of k-NN, during the training
 MOST_PROBED = 2_000
+# Lists of other classes than the pre-training's.
+OTHER_VOTING = "verdict_train_other.txt"
+OTHER_TESTED = "verdict_val_other.txt"
 
 
 def write_lists(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
@@ -37,80 +52,115 @@ def write_lists(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
         return ["verdict: none (--no-verdict)"]
     if len(names) < LEAST:
         return [f"verdict: none, which would take {LEAST} images"]
-    classes, words = classes_of(args.labels, names)
-    held_out = hold_out(names, classes, args.seed)
-    trained = sorted(set(names) - set(held_out))
-    # Each image passes two or three networks forward; in a step of training one, forward and backward, in two
-    # streams. A tenth of the training's images is thus less than a tenth of its time.
-    budget = max(20, int(SHARE * args.epochs * len(names)))
-    tested = held_out[: max(10, budget // 2)]
-    voting = []
-    if classes:
-        voting = voting_images(trained, classes, min(MOST, max(10, budget - len(tested))), args.seed)
-        voted = {classes[name] for name in voting}
-        with_votes = [name for name in tested if classes[name] in voted]
-        if len(with_votes) >= FEWEST:
-            tested = with_votes
-        else:
-            classes = None
-            voting = []
-            words += ", of which too few have images to test and others to vote"
-    numbers = {name: number for number, name in enumerate(sorted(set((classes or {}).values())))}
-    for file, listed in ((TRAINED, trained), (HELD_OUT, sorted(held_out))):
-        replace_file(args.out / file, "\n".join(listed).encode())
-    for file, listed in ((VOTING, voting), (TESTED, tested)):
-        lines = [f"{name} {numbers[classes[name]]}" if classes else name for name in sorted(listed)]
-        replace_file(args.out / file, "\n".join(lines).encode())
-    taken = f"{len(voting)} others vote" if classes else "measures without labels"
+    classes, words = classes_of(args.labels, names, args.class_level)
+    # Of several copies of an image one is drawn, and the others go where it goes.
+    original = originals(names, args.images, classes)
+    distinct = {name for name in names if original[name] == name}
+    if len(distinct) < len(names):
+        words += f"; copies of other images, which stay on their side: {len(names) - len(distinct)}"
+    drawn = hold_out(distinct.intersection(classes or distinct), classes, args.seed)
+    voters = distinct.difference(drawn)
+    images = verdict_images(voters, drawn, classes, args.epochs * len(names), args.seed)
+    held_out = [name for name in names if original[name] not in voters]
+    trained = [name for name in names if original[name] in voters]
+    for file, listed in ((TRAINED, trained), (HELD_OUT, held_out)):
+        replace_file(args.out / file, "\n".join(sorted(listed)).encode())
+    images.write(args.out, VOTING, TESTED)
     return [
-        f"verdict: {len(held_out)} images are held out of the pre-training, {len(tested)} of them tested, "
-        f"{taken}; {words} (--no-verdict trains on all)"
+        f"verdict: {len(held_out)} images are held out of the pre-training, {images.words}; {words} "
+        "(--no-verdict trains on all)"
     ]
 
 
-def classes_of(labels: Path | None, names: Sequence[str]) -> tuple[dict[str, str] | None, str]:
-    """The class of each image, by a file or by its folder; None if the images have none. And words for it."""
-    if labels:
-        classes = read_labels(labels, names)
-        return classes, f"{len(set(classes.values()))} classes, of {labels}"
-    classes = {name: Path(name).parent.name for name in names}
-    counts = Counter(classes.values())
-    if "" in counts or sum(count > 1 for count in counts.values()) < 2:
-        return None, "there is no folder per class (--labels FILE names classes)"
-    return classes, f"{len(counts)} classes, by the folders' names"
+def originals(names: Sequence[str], folder: Path, classes: Mapping[str, str] | None) -> dict[str, str]:
+    """For each image the one that it is a copy of, or itself; of copies, one with a class comes first."""
+    with_class_first = sorted(names, key=lambda name: (name not in (classes or {}), name))
+    first = first_copies([os.path.join(folder, name) for name in with_class_first])
+    return {name: with_class_first[index] for name, index in zip(with_class_first, first, strict=True)}
 
 
-def read_labels(file: Path, names: Sequence[str]) -> dict[str, str]:
-    """The class of each image in a file of lines `name<tab or space>class`.
+def require_same_classes(args: argparse.Namespace, recorded: Mapping[str, Any]) -> None:
+    """Raise UserError if a RUN is continued with or without classes, other than as it was made.
 
-    Raises:
-        UserError: no such text, a line without a class, or images without a line.
+    Args:
+        args: of this start.
+        recorded: the options of the first one.
     """
-    try:
-        lines = file.read_text().split("\n")  # with the empty ones, which count
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--labels {file}: {reason_of(error)}; name a text of lines `name class`") from error
-    found = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        name, _, label = line.rpartition("\t" if "\t" in line else " ")
-        if not name:
-            raise UserError(f"{file}, line {number}: `{line}` is not a name and a class")
-        found[name.strip(" \t")] = label.strip()
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise UserError(
-            f"{file} has no class for {len(missing)} of {len(names)} images, such as {missing[0]}: add them, "
-            "by names relative to the folder of images"
-        )
-    classes = {name: found[name] for name in names}
-    if len(set(classes.values())) < 2:
-        raise UserError(f"{file} names one class only: a verdict by labels takes two")
-    return classes
+    if not (args.out / HELD_OUT).exists():
+        return
+    if args.labels and not recorded.get("labels"):
+        wish = ["--labels", str(args.labels)]
+    elif args.class_level not in (None, recorded.get("class_level")):
+        wish = ["--class-level", str(args.class_level or "none")]
+    else:
+        return
+    verdict = shlex.join(["mapet-mm", "verdict", str(args.out), *wish])
+    raise UserError(
+        f"{args.out} was made without {' '.join(wish)}, and needs no other training for it: leave that out, "
+        f"and run `{verdict}` at the end"
+    )
 
 
-def shuffled_classes(names: Sequence[str], classes: Mapping[str, str] | None, seed: int) -> list[list[str]]:
+@dataclass(frozen=True)
+class VerdictImages:
+    """The images that a verdict takes: those that vote, with their classes, and those that are tested."""
+
+    voting: Sequence[str]
+    tested: Sequence[str]
+    classes: Mapping[str, str] | None
+    words: str
+
+    def write(self, folder: Path, voting: str, tested: str) -> None:
+        """Write both lists, of lines `name class` if there are classes."""
+        classes = self.classes or {}
+        numbers = {name: number for number, name in enumerate(sorted(set(classes.values())))}
+        for file, listed in ((voting, self.voting), (tested, self.tested)):
+            lines = [f"{name} {numbers[classes[name]]}" if classes else name for name in sorted(listed)]
+            replace_file(folder / file, "\n".join(lines).encode())
+
+
+def verdict_images(
+    trained: Collection[str],
+    held_out: Sequence[str],
+    classes: Mapping[str, str] | None,
+    num_passed: int,
+    seed: int,
+) -> VerdictImages:
+    """Choose the images of a verdict.
+
+    Each passes two or three networks forward; in a step of training one, forward and backward, in two
+    streams. A tenth of the training's images is thus less than a tenth of its time. A short training's
+    verdict takes longer: if there are as many, 100 images are tested, and 200 and ten of each class vote.
+
+    Args:
+        trained: names of images that can vote.
+        held_out: names of images that can be tested, in random order.
+        classes: of the images that have one.
+        num_passed: images that the training passes.
+        seed: of the draw.
+    """
+    budget = int(SHARE * num_passed)
+    tested = list(held_out[: max(FEWEST_TESTED, budget // 2)])
+    why = ""
+    if classes:
+        tested = [name for name in tested if name in classes]
+        floor = max(FEWEST_VOTING, SHOTS * len(set(classes.values())))
+        most = min(MOST, max(floor, budget - len(tested)))
+        voting = voting_images([name for name in trained if name in classes], classes, most, seed)
+        voted = {classes[name] for name in voting}
+        tested = [name for name in tested if classes[name] in voted]
+        if len(tested) < FEWEST:
+            why = ", because too few have images to test and others to vote"
+        elif too_few_voters(len(voting), len(voted)):
+            why = f", because {len(voting)} images to vote are too few for {len(voted)} classes"
+        else:
+            words = f"{len(tested)} of them tested, {len(voting)} others vote (k = {suiting_k(len(voting))})"
+            return VerdictImages(voting, tested, classes, words)
+    tested = list(held_out[: max(FEWEST_TESTED, budget // 2)])
+    return VerdictImages([], tested, None, f"{len(tested)} of them tested, measures without labels{why}")
+
+
+def shuffled_classes(names: Collection[str], classes: Mapping[str, str] | None, seed: int) -> list[list[str]]:
     """The images of each class in random order; all in one group without classes."""
     groups = defaultdict(list)
     for name in sorted(names):
@@ -119,7 +169,7 @@ def shuffled_classes(names: Sequence[str], classes: Mapping[str, str] | None, se
     return [[group[index] for index in random.permutation(len(group))] for _, group in sorted(groups.items())]
 
 
-def hold_out(names: Sequence[str], classes: Mapping[str, str] | None, seed: int) -> list[str]:
+def hold_out(names: Collection[str], classes: Mapping[str, str] | None, seed: int) -> list[str]:
     """A tenth of the images, at most 10,000, in random order: as near to that share of each class as can be.
 
     What rounding takes from a class it gives to the next: of small classes, every second or third has one.
@@ -166,38 +216,75 @@ def add_entries(cfg: Config, args: argparse.Namespace) -> Config:
     cfg.val_dataloader = dict(options, sampler=ordered, dataset=held_out)
 
     # The images of the verdict, and k-NN on some of them during the training.
-    has_classes = bool((args.out / VOTING).read_text())
-    sets = {"train": VOTING, "val": TESTED} if has_classes else {"val": TESTED}
-    loaders = {}
-    for name, file in sets.items():
-        listed = dict(dataset, ann_file=file, with_label=has_classes, pipeline=plain)
-        loaders[name] = dict(options, dataset=listed)
-    cfg.evaluation = dict(loaders) if has_classes else dict(loaders, view=dict(type="RandomFlip", prob=1.0))
-    if has_classes:
+    loader_of_all = dict(options, dataset=dict(dataset, pipeline=plain))
+    sets = image_sets(loader_of_all, args.out, VOTING, TESTED)
+    cfg[SECTION] = sets
+    num_voting = len(read_lines(args.out / VOTING))
+    if num_voting:
         num_trained = len(read_lines(args.out / TRAINED))
         probe: dict[str, Any] = dict(type="mapet_mm.KNNProbeHook", interval=interval)
-        probe["most_images"] = max(20, min(MOST_PROBED, num_trained * interval // 20))
-        for name, own in loaders.items():
-            probe[f"{name}_dataloader"] = own
+        probe["k"] = suiting_k(num_voting)
+        probe["most_images"] = max(FEWEST_VOTING, min(MOST_PROBED, num_trained * interval // 20))
+        for name in ("train", "val"):
+            probe[f"{name}_dataloader"] = sets[name]
         cfg.custom_hooks = [*cfg.custom_hooks, probe]
     return cfg
 
 
-def drop_skipped(run: Path) -> None:
+def image_sets(loader: Mapping[str, Any], folder: Path, voting: str, tested: str) -> dict[str, Any]:
+    """The image sets of two lists in a folder, of which the first is empty without labels."""
+    has_classes = bool((folder / voting).read_text())
+    sets = {"train": voting, "val": tested} if has_classes else {"val": tested}
+    made: dict[str, Any] = {}
+    for name, file in sets.items():
+        dataset = dict(loader["dataset"], ann_file=file, with_label=has_classes)
+        made[name] = dict(loader, dataset=dataset)
+    if not has_classes:
+        made["view"] = dict(type="RandomFlip", prob=1.0)
+    return made
+
+
+def takes_other_classes(model: str, data: str | None, labels: Path | None, class_level: int | None) -> bool:
+    """True if classes are asked for that are to replace those of a RUN's held-out images."""
+    asked = labels is not None or class_level is not None
+    return asked and data is None and Path(model, TESTED).is_file()
+
+
+def with_other_classes(cfg: Config, run: Path, labels: Path | None, class_level: int | None) -> Config:
+    """The config of a RUN with classes of the held-out images that its pre-training did not take.
+
+    Writes their lists into RUN, where the next evaluation with other classes replaces them.
+    """
+    trained, held_out = (read_lines(run / file) for file in (TRAINED, HELD_OUT))
+    classes, words = classes_of(labels, [*trained, *held_out], class_level)
+    seed = cfg.randomness.seed
+    (in_random_order,) = shuffled_classes(held_out, None, seed)
+    num_passed = cfg.train_cfg.max_epochs * (len(trained) + len(held_out))
+    images = verdict_images(trained, in_random_order, classes, num_passed, seed)
+    images.write(run, OTHER_VOTING, OTHER_TESTED)
+    drop_skipped(run, OTHER_VOTING, OTHER_TESTED)
+    print_once(f"{images.words}; {words}")
+    loader = cfg[SECTION].val.to_dict()
+    loader["dataset"]["type"] = "mapet_mm.ImageFolder"
+    cfg[SECTION] = image_sets(loader, run, OTHER_VOTING, OTHER_TESTED)
+    return cfg
+
+
+def drop_skipped(run: Path, voting: str = VOTING, tested: str = TESTED) -> None:
     """Leave the images out of the verdict's lists that RUN's token store skipped: they cannot be decoded.
 
     Images of a class that then has none to vote are not tested.
     """
     skipped = TokenStore.open(run / "tokens").skipped
     kept = {}
-    for file in (VOTING, TESTED):
+    for file in (voting, tested):
         kept[file] = [
             line
             for line in read_lines(run / file)
             if line not in skipped and line.rpartition(" ")[0] not in skipped
         ]
-    if kept[VOTING]:
-        voted = {line.rpartition(" ")[2] for line in kept[VOTING]}
-        kept[TESTED] = [line for line in kept[TESTED] if line.rpartition(" ")[2] in voted]
+    if kept[voting]:
+        voted = {line.rpartition(" ")[2] for line in kept[voting]}
+        kept[tested] = [line for line in kept[tested] if line.rpartition(" ")[2] in voted]
     for file, lines in kept.items():
         replace_file(run / file, "\n".join(lines).encode())

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from mapet_mm.datasets.image_folder import is_of_system, note_other_rules
 from mapet_mm.registry import DATASETS
 from mapet_mm.utils.config import type_name
-from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.errors import UserError, listed
 
 
 class DatasetError(UserError, ValueError):
@@ -19,13 +20,15 @@ class DatasetError(UserError, ValueError):
 
 
 def build_dataset(config: Mapping[str, Any]) -> Dataset:
-    """Build the dataset of a config, `dict(type=..., ...)`.
+    """Build the dataset of a config, `dict(type=..., ...)`; says where it lists a folder by other rules.
 
     Raises:
         DatasetError: there are no images, no list of them, or other class folders than the dataset's.
     """
     with building(config):
-        return DATASETS.build(config)
+        dataset = DATASETS.build(config)
+    note_other_rules(dataset)
+    return dataset
 
 
 @contextmanager
@@ -58,6 +61,12 @@ def _what_is_missing(config: Mapping[str, Any], text: str) -> str | None:
             "`type='BaseSegDataset'` without `ann_file`, which takes all images of a folder"
         )
     if "number of subfolders" in text:
+        folder = Path(config.get("data_root") or "", config.get("data_prefix") or config.get("split") or "")
+        folders = sorted(path.name for path in folder.glob("*") if path.is_dir())
+        of_system = [name for name in folders if is_of_system(name)]
+        if of_system:
+            left = listed(of_system, most=5)
+            return f"{text.partition('. ')[0]}, with {left}, which a system left in `{folder}`: remove it"
         return (
             f"{text.partition('. ')[0]}: for a part of the classes give their folders' names as "
             "`classes`, a list or a file with a name a line (ls FOLDER > FILE), to the training and the "

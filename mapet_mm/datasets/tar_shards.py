@@ -14,7 +14,7 @@ from mmcv.transforms import LoadImageFromFile
 from mmpretrain.datasets import BaseDataset
 from tqdm import tqdm
 
-from mapet_mm.datasets.formats import EXTENSIONS
+from mapet_mm.datasets.image_folder import EXTENSIONS, is_of_system
 from mapet_mm.registry import DATASETS, TRANSFORMS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
@@ -161,5 +161,9 @@ def list_images(shard: Path) -> list[tuple[str, int, int]]:
             members = [member for member in file if member.isfile()]
     except tarfile.ReadError as error:
         raise UserError(f"{shard} is not an uncompressed tar file ({error}): unpack or repair it") from error
-    images = [member for member in members if member.name.lower().endswith(EXTENSIONS)]
-    return [(member.name, member.offset_data, member.size) for member in images]
+    found = []
+    for member in members:
+        is_left_behind = any(is_of_system(part) for part in Path(member.name).parts)
+        if member.name.lower().endswith(EXTENSIONS) and not is_left_behind:
+            found.append((member.name, member.offset_data, member.size))
+    return found

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mapet_mm.datasets.formats import EXTENSIONS
+from mapet_mm.datasets.classes import classes_of, level_of_classes
+from mapet_mm.datasets.copies import first_copies
+from mapet_mm.datasets.image_folder import ImageFolder, image_names, is_of_system, others_text
+from mapet_mm.datasets.pipelines import image_paths
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
 
 FIFTH = 5
-FORMATS = dict(type="CustomDataset", extensions=EXTENSIONS)
+IMAGES = "mapet_mm.ImageFolder"
+MOST_COMPARED = 100_000  # images, among which copies are looked for: of more, it would take minutes each time
 # MMSegmentation's datasets: folders of images and of labels, and the two parts of each.
 DENSE = {
     "ADE20KDataset": ("images", "annotations", {"train": "training", "val": "validation"}),
@@ -26,37 +32,97 @@ class ImageSetError(UserError):
     """Images or labels that the evaluation cannot use."""
 
 
-def folder_loaders(folder: Path) -> dict[str, Any]:
+def folder_loaders(folder: Path, labels: str | None = None, class_level: int | None = None) -> dict[str, Any]:
     """Image sets of a folder, by its layout, without pipelines.
 
     Known are ImageNet's and any other `train` and `val` with a folder per class, or `val` flat with its
     classes in `meta/val.txt`; `train` and `val` without classes; folders per class alone, where every fifth
     image of each class is tested on; and ADE20K's, Pascal VOC's and Cityscapes' with pixel labels.
 
+    Args:
+        folder: the folder.
+        labels: file of lines `name class`, instead of folders.
+        class_level: level of the folders that are classes; see `classes_of`.
+
     Raises:
         ImageSetError: another layout, or ADE20K's without its list of classes.
     """
     if (folder / "VOC2012").is_dir():
         folder /= "VOC2012"
-    for kind, (images, labels, parts) in DENSE.items():
-        if (folder / images).is_dir() and (folder / labels).is_dir():
+    for kind, (images, maps, parts) in DENSE.items():
+        if (folder / images).is_dir() and (folder / maps).is_dir():
             if kind == "ADE20KDataset":
                 _check_ade20k(folder)
-            return {
-                f"dense_{name}": _dense(kind, folder, images, labels, part) for name, part in parts.items()
-            }
+            return {f"dense_{name}": _dense(kind, folder, images, maps, part) for name, part in parts.items()}
     if not (folder / "train").is_dir():
-        return _one_folder(folder)
-    made = {}
+        return _one_folder(folder, labels, class_level)
+    if not (folder / "val").is_dir():
+        raise ImageSetError(f"{folder} has no folder `val`: it takes `train` and `val`")
+    flat = {}
     for name in ("train", "val"):
-        if not (folder / name).is_dir():
-            raise ImageSetError(f"{folder} has no folder `{name}`: it takes `train` and `val`")
-        with_label = any(path.is_dir() for path in (folder / name).iterdir())  # a folder per class
-        known = dict(data_prefix=name, with_label=with_label)
-        if not with_label and (folder / f"meta/{name}.txt").is_file():
-            known.update(ann_file=f"meta/{name}.txt", with_label=True)
-        made[name] = dict(dataset=dict(**FORMATS, data_root=str(folder), **known))
-    return made
+        is_listed = (folder / f"meta/{name}.txt").is_file() and not labels
+        if is_listed and not _class_folders(folder / name):
+            listed = dict(type=IMAGES, data_root=str(folder), data_prefix=name)
+            flat[name] = dict(dataset=dict(listed, ann_file=f"meta/{name}.txt"))
+    parts = {name: (str(folder), name) for name in ("train", "val") if name not in flat}
+    made = class_loaders(parts, labels, class_level)
+    if flat and "train" in made:  # their numbers are those of the class folders, also of empty ones
+        made["train"]["dataset"].update(metainfo=dict(classes=_class_folders(folder / "train")))
+    return {name: {**made, **flat}[name] for name in ("train", "val")}
+
+
+def _class_folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder that may be classes."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_of_system(path.name))
+
+
+def class_loaders(
+    parts: Mapping[str, tuple[str, str]], labels: str | None = None, class_level: int | None = None
+) -> dict[str, Any]:
+    """Image sets of folders with a folder per class, at one level of all; without classes if there are none.
+
+    `train` and `val` number the classes of both; further sets may have others, which are known by name.
+
+    Args:
+        parts: for each set, a folder that names are relative to, and a folder in it, or "" for all of it.
+        labels: see `folder_loaders`.
+        class_level: see `folder_loaders`.
+    """
+    names = {}
+    for name, (folder, part) in parts.items():
+        names[name], others = image_names(folder, part)
+        if others:
+            print_once(f"{Path(folder, part)}: other files, left out: {others_text(others)}")
+    found = list(chain.from_iterable(names.values()))
+    classes, words = classes_of(labels, found, class_level)
+    print_once(f"{', '.join(sorted({folder for folder, _ in parts.values()}))}: {words}")
+    _note_copies(parts, names)
+    classes = classes or {}
+    both = {classes[name] for part in ("train", "val") for name in names.get(part, ()) if name in classes}
+    loaders = {}
+    for name, (folder, part) in parts.items():
+        dataset = dict(type=IMAGES, data_prefix=folder, part=part, with_label=False)
+        if classes.keys() & names[name]:
+            level = class_level or level_of_classes(found)
+            source = dict(labels=str(labels)) if labels else dict(class_level=level)
+            dataset.update(with_label=True, **source)
+            if name in ("train", "val"):
+                dataset.update(metainfo=dict(classes=sorted(both)))
+        loaders[name] = dict(dataset=dataset)
+    return loaders
+
+
+def _note_copies(parts: Mapping[str, tuple[str, str]], names: Mapping[str, list[str]]) -> None:
+    """Say how many images of `val` are copies of images of `train`."""
+    num_images = sum(map(len, names.values()))
+    if not {"train", "val"} <= set(parts) or num_images > MOST_COMPARED:
+        return
+    paths = {name: [os.path.join(parts[name][0], one) for one in names[name]] for name in ("train", "val")}
+    num_train = len(paths["train"])
+    first = first_copies(paths["train"] + paths["val"])
+    num_copies = sum(index < num_train for index in first[num_train:])
+    if num_copies:
+        print_once(f"{num_copies} of {len(paths['val'])} `val` images are copies of `train` images")
 
 
 def _check_ade20k(folder: Path) -> None:
@@ -79,24 +145,26 @@ def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict
     return dict(dataset=known)
 
 
-def _one_folder(folder: Path) -> dict[str, Any]:
-    """Two loaders of one folder per class; every fifth image of each class is in `val`.
+def _one_folder(folder: Path, labels: str | None, class_level: int | None) -> dict[str, Any]:
+    """Two loaders of one folder per class; every fifth image of each class is in `val`, with its copies.
 
     A folder without classes is `val` alone, for measures without labels, with mirrored images as second view.
     """
-    from mmpretrain.datasets import CustomDataset
-
-    known = dict(**FORMATS, data_prefix=str(folder))
-    if not any(path.is_dir() for path in folder.iterdir()):
-        print_once(f"{folder} has no folder per class: measures without labels")
-        mirrored = dict(type="RandomFlip", prob=1.0)
-        return {"val": dict(dataset=dict(**known, with_label=False)), "view": mirrored}
-    known["with_label"] = True
-    labels = CustomDataset(**{name: value for name, value in known.items() if name != "type"}).get_gt_labels()
+    (loader,) = class_loaders({"all": (str(folder), "")}, labels, class_level).values()
+    known = loader["dataset"]
+    if not known["with_label"]:
+        print_once(f"{folder}: measures without labels")
+        return {"val": loader, "view": dict(type="RandomFlip", prob=1.0)}
+    dataset = ImageFolder(**{name: value for name, value in known.items() if name != "type"})
     indices: dict[str, list[int]] = {"train": [], "val": []}
-    for label in np.unique(labels):
-        for count, index in enumerate(np.flatnonzero(labels == label).tolist(), start=1):
-            indices["val" if count % FIFTH == 0 else "train"].append(index)
+    side_of: dict[int, str] = {}
+    counts: Counter[int] = Counter()
+    first = first_copies(list(image_paths(dataset)))
+    for index, label in enumerate(dataset.get_gt_labels().tolist()):
+        if first[index] == index:
+            counts[label] += 1
+            side_of[index] = "val" if counts[label] % FIFTH == 0 else "train"
+        indices[side_of[first[index]]].append(index)
     num_tested = len(indices["val"])
-    print_once(f"{folder}: every fifth image of each class is tested on, {num_tested} of {len(labels)}")
+    print_once(f"{folder}: every fifth image of each class is tested on, {num_tested} of {len(dataset)}")
     return {name: dict(dataset=dict(indices=own, **known)) for name, own in indices.items()}

@@ -12,8 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int64
+from mmcv.transforms import LoadImageFromFile
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmengine.utils import to_2tuple
@@ -22,8 +24,10 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from mapet_mm.datasets.building import build_dataset
-from mapet_mm.datasets.pipelines import label_of
-from mapet_mm.evaluation.folders import ImageSetError, folder_loaders
+from mapet_mm.datasets.pipelines import label_of, leaf_datasets
+from mapet_mm.datasets.skipped import reorder
+from mapet_mm.evaluation.folders import ImageSetError, class_loaders, folder_loaders
+from mapet_mm.tokenizers.images import ImageReader
 from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.identity import digest, tar_of
@@ -54,6 +58,11 @@ class ImageSet:
         self.answers = config.get("answers")
         self.per_class = config.get("per_class", False)
         self.dataset: Dataset = build_dataset(config["dataset"])
+        self.left_out: dict[str, str] = {}  # images that cannot be decoded, with the reason
+        for leaf in leaf_datasets(self.dataset):
+            steps = getattr(getattr(leaf, "pipeline", None), "transforms", ())
+            if steps and isinstance(steps[0], LoadImageFromFile):
+                steps[0] = ImageReader(steps[0])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ImageSet) and self.digest == other.digest
@@ -63,6 +72,14 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def leave_out(self, reasons: Mapping[str, str]) -> None:
+        """Drop images, by their paths, each with the reason."""
+        kept = [index for index in range(len(self)) if self.path(index) not in reasons]
+        self.left_out |= reasons
+        reorder(self.dataset, np.array(kept, np.int64))
+        for name in ("labels", "digest", "_images"):
+            self.__dict__.pop(name, None)
 
     def path(self, index: int) -> str:
         """Path of an image; its number in a dataset that holds the images themselves."""
@@ -85,7 +102,8 @@ class ImageSet:
         """Digest of the dataset's config and each image's path, label, file size and mtime."""
         known = hashlib.sha256(digest(self.config).encode())
         for path, label in self._images:
-            known.update(f"{path}|{label}|{_size_and_time(path)}\n".encode())
+            line = f"{path}|{label}|{_size_and_time(path)}\n"
+            known.update(line.encode("utf-8", "surrogateescape"))  # names may be no UTF-8
         return known.hexdigest()
 
     @cached_property
@@ -190,7 +208,9 @@ def check_class_names(train: ImageSet, val: ImageSet) -> None:
             )
 
 
-def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageSet]:
+def read_image_sets(
+    config: Config, data: str | None = None, labels: str | None = None, class_level: int | None = None
+) -> dict[str, ImageSet]:
     """The image sets of a config, or of `data` instead.
 
     Args:
@@ -199,13 +219,17 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
             makes a second view of `val`. Without a section, the sets of `knn_probe` are 'train' and
             'val'. Sets without a pipeline take the model's: the one of `val`, or of the test.
         data: another config with such a section, or a folder of `folder_loaders`.
+        labels: file of lines `name class`, for the images of folders.
+        class_level: level of the folders that are classes; see `classes_of`.
 
     Raises:
-        ImageSetError: no images.
+        ImageSetError: no images, or labels and levels for images that are in no folder.
     """
     declared = declaring_config(config, data)
-    is_folder = data and Path(data).is_dir()
-    loaders = folder_loaders(Path(data)) if is_folder else _declared_loaders(declared)
+    if data and Path(data).is_dir():
+        loaders = folder_loaders(Path(data), labels, class_level)
+    else:
+        loaders = _declared_loaders(declared, labels, class_level)
     loaders = loaders or _training_images(declared)
     if not loaders:
         raise ImageSetError(
@@ -245,16 +269,22 @@ def _plain(loader: Mapping[str, Any]) -> dict[str, Any]:
     return dataset
 
 
-def _declared_loaders(config: Config) -> dict[str, Any]:
+def _declared_loaders(
+    config: Config, labels: str | None = None, class_level: int | None = None
+) -> dict[str, Any]:
     """The image sets that a config names."""
     section = config.get(SECTION) or {}
-    loaders = folder_loaders(Path(section["folder"])) if section.get("folder") else {}
-    for name, loader in section.items():
-        if name in NO_SETS:
-            continue
-        if isinstance(loader, str):  # a folder per class
-            loader = dict(dataset=dict(type="CustomDataset", data_prefix=loader))
-        loaders[name] = loader
+    sets = {name: value for name, value in section.items() if name not in NO_SETS}
+    folders = {name: (folder, "") for name, folder in sets.items() if isinstance(folder, str)}
+    if (labels or class_level is not None) and not (folders or section.get("folder")):
+        raise ImageSetError(
+            f"--labels and --class-level are for images of folders, but config {config.filename} declares "
+            "datasets: name a folder as --data"
+        )
+    loaders = folder_loaders(Path(section["folder"]), labels, class_level) if section.get("folder") else {}
+    loaders.update(class_loaders(folders, labels, class_level) if folders else {})
+    for name in sets:  # in the order of the section
+        loaders[name] = loaders.pop(name) if name in folders else sets[name]
     if loaders:
         for loader in loaders.values():
             _find_files(loader, config)
@@ -291,7 +321,11 @@ def _training_images(config: Config) -> dict[str, Any]:
 
 def _model_loader(config: Config, data: str) -> Mapping[str, Any]:
     """A loader with the model's own pipeline for a test."""
-    loader = _declared_loaders(config).get("val")
+    loader = (config.get(SECTION) or {}).get("val")
+    if loader is None and not config.get(SECTION):
+        loader = (config.get("knn_probe") or {}).get("val_dataloader")
+    if isinstance(loader, str):  # a folder, which has no pipeline
+        loader = None
     if loader is None and scope_of(config) == "mmpretrain":  # others' images have pixel labels or boxes
         loader = config.get("test_dataloader")
     if not loader or not _plain(loader).get("pipeline"):

@@ -12,7 +12,7 @@ import numpy as np
 from mmengine.config import Config
 
 from mapet_mm.evaluation import VERSION
-from mapet_mm.evaluation.extraction import fill, open_bank
+from mapet_mm.evaluation.extraction import fill, open_bank, require_few_left_out
 from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import SECTION, ImageSet, declaring_config, read_image_sets
 from mapet_mm.evaluation.models import Checkpoint
@@ -35,6 +35,8 @@ def evaluate_data(
     cache: Path,
     every: bool = False,
     show: Callable[[Row], None] = lambda row: None,
+    labels: str | None = None,
+    class_level: int | None = None,
 ) -> list[Row]:
     """The figures on one group of image sets, or on each of the several that a section's `folders` names.
 
@@ -48,6 +50,8 @@ def evaluate_data(
         cache: folder of all features.
         every: also the expensive protocols, if neither `names` nor the config chooses.
         show: is given each row as soon as it is known.
+        labels: see `read_image_sets`.
+        class_level: see `read_image_sets`.
 
     Raises:
         UserError: the section asks for another `version` of the protocols; see also `choose_protocols` and
@@ -62,7 +66,7 @@ def evaluate_data(
     found = []
     groups = defaultdict(list)
     for name, folder in folders.items():
-        images = read_image_sets(config, folder)
+        images = read_image_sets(config, folder, labels, class_level)
         for image_set in images.values():
             image_set.per_class |= name in section.get("per_class", ())
         protocols = choose_protocols(config, data, names, images, every)
@@ -214,7 +218,8 @@ def evaluate(
     kinds = needed_kinds(protocols, images)
     check_space(banks, kinds, cache)
     for name, needed in kinds.items():
-        fill(banks[name], checkpoint, images[name], needed)
+        banks[name] = fill(banks[name], checkpoint, images[name], needed)
+    require_few_left_out(images.values())
     if not is_first_process():
         return []
     evaluated = Evaluated(banks, images, checkpoint.backbone.device)

@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from mapet_mm.evaluation.adapters import Images, LayerTokens, TokenBackbone
-from mapet_mm.evaluation.extraction import take_features
+from mapet_mm.evaluation.extraction import require_few_left_out, take_features
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.metrics.neighbours import suiting_k, too_few_voters
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Checkpoint
 from mapet_mm.evaluation.protocol import Evaluated
@@ -107,8 +108,8 @@ def judge(
 ) -> Verdict:
     """Compare a pre-training with its start or, without one, with random weights of the same network.
 
-    With labels by k-NN (the last layer's class token and patch mean, k = 20) and by ten labels a class;
-    without labels by RankMe, uniformity and alignment.
+    With labels by k-NN (the last layer's class token and patch mean, k of `suiting_k`) and by ten labels a
+    class; without labels, or with too few to vote, by RankMe, uniformity and alignment.
 
     Args:
         models: `RESULT`, perhaps `START`, and `RANDOM`, each with its images: `val`, held out of the
@@ -125,19 +126,19 @@ def judge(
     for name, (checkpoint, images) in models.items():
         last = last_layer(checkpoint)
         features = {one: take_features(last, images[one], cache) for one in images}
+        require_few_left_out(images.values())
         evaluated[name] = Evaluated(features, images, checkpoint.backbone.device)
     images = models[RESULT][1]
-    if has_labels(images):
+    reason = want_of_labels(images)
+    if reason:
+        measures = label_free_measures(evaluated)
+        sentence = weak_sentence(measures, compared_with, reason)
+    else:
         measures = labelled_measures(evaluated, compared_with)
         sentence = sentence_of(measures[0].gain, compared_with)
-    else:
-        measures = label_free_measures(evaluated)
-        sentence = ""
     if token_accuracy is not None:
         measures.append(Measure("held-out token accuracy (%)", {RESULT: token_accuracy}))
-    return Verdict(
-        compared_with, measures, sentence or weak_sentence(measures, compared_with), len(images["val"])
-    )
+    return Verdict(compared_with, measures, sentence, len(images["val"]))
 
 
 class LastLayer(TokenBackbone):
@@ -157,9 +158,15 @@ def last_layer(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, backbone=backbone)
 
 
-def has_labels(images: Mapping[str, ImageSet]) -> bool:
-    """True if there are labelled images to learn from and to be tested on."""
-    return all(name in images and images[name].labels is not None for name in ("train", "val"))
+def want_of_labels(images: Mapping[str, ImageSet]) -> str:
+    """Why nothing can be measured by labels; empty if there are enough to learn from and to be tested on."""
+    if any(name not in images or images[name].labels is None for name in ("train", "val")):
+        return "for want of labels"
+    num_voters = len(images["train"].labels)
+    num_classes = len(images["train"].labels.unique())
+    if too_few_voters(num_voters, num_classes):
+        return f"because {num_voters} images to vote are too few for {num_classes} classes"
+    return ""
 
 
 def labelled_measures(evaluated: Mapping[str, Evaluated], compared_with: str) -> list[Measure]:
@@ -174,7 +181,7 @@ def labelled_measures(evaluated: Mapping[str, Evaluated], compared_with: str) ->
 def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     """For each measure, 100 for a held-out image that is classified right, 0 for others, or their mean."""
     train = evaluated.features["train"]
-    neighbours = NearestNeighbours()
+    neighbours = NearestNeighbours(k=suiting_k(len(train)))
     neighbours.check(evaluated.images)
     setting = train.settings[-1]
     votes = partial(neighbours.votes, evaluated, setting)
@@ -245,11 +252,11 @@ def label_free_figures(val: Features, view: Features | None) -> dict[str, float]
     return figures
 
 
-def weak_sentence(measures: Sequence[Measure], compared_with: str) -> str:
-    """The words for measures without labels."""
+def weak_sentence(measures: Sequence[Measure], compared_with: str, reason: str) -> str:
+    """The words for measures without labels, and the reason for them."""
     rank = measures[0].values
     return (
-        f"Weak evidence only, for want of labels: RankMe is {rank[RESULT]:.1f}, and "
+        f"Weak evidence only, {reason}: RankMe is {rank[RESULT]:.1f}, and "
         f"{rank[compared_with]:.1f} of {compared_with}. "
         "A folder per class, or --labels FILE, with ten images of each class would say more."
     )

@@ -1,5 +1,6 @@
 """The tools behind the commands, and the command line of each."""
 
+import argparse
 import json
 import os
 import sys
@@ -25,6 +26,32 @@ TOOLS = {
     "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
     "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
 }
+
+
+def add_class_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add `--labels` and `--class-level`: where the classes of images are said."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help=f"classes {what}, in lines `name class`, with names relative to the folder of images",
+    )
+    group.add_argument(
+        "--class-level",
+        type=class_level,
+        metavar="N|none",
+        help=f"classes {what}: the folders at this level, 1 for those directly in the folder of images, or "
+        "none (default: the first level with two or more folders besides train, val and test)",
+    )
+
+
+def class_level(text: str) -> int:
+    """A level of folders; 0 for `none`."""
+    level = 0 if text == "none" else int(text)
+    if level < 0 or text == "0":
+        raise ValueError(text)
+    return level
 
 
 def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from mmengine.dist import barrier, init_dist, is_distributed
 from mmengine.model import is_model_wrapper
 from torch import nn
 
-from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.errors import UserError, printable
 from mapet_mm.utils.gpus import require_usable_gpu
 
 # Seconds that processes wait for each other: longer than an evaluation in the first process.
@@ -90,7 +90,7 @@ def is_first_process() -> bool:
 def print_once(text: str) -> None:
     """Print in the first process alone."""
     if is_first_process():
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
 
 def print_to_user(text: str) -> None:

@@ -33,7 +33,12 @@ def reason_of(error: Exception) -> str:
 
 def listed(names: Sequence[str], most: int) -> str:
     """Names for a message: the first `most` of them, then dots."""
-    return ", ".join(f"`{name}`" for name in names[:most]) + (", ..." if len(names) > most else "")
+    return ", ".join(f"`{printable(name)}`" for name in names[:most]) + (", ..." if len(names) > most else "")
+
+
+def printable(name: str) -> str:
+    """A name with escapes for bytes that are no UTF-8, which a terminal does not take."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def worker_message(error: Exception) -> str | None:

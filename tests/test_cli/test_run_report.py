@@ -25,7 +25,7 @@ from mapet_mm.visualization.report import Report
 from mapet_mm.weight_files import read_checkpoint, write_weights
 
 FOLDER = "photos <b>&"
-CLASSES = ("<i>&amp;", "second")
+CLASSES = ("<i>&amp;", " second")  # a space before a name puts a folder first
 EPOCHS = 2
 
 
@@ -152,12 +152,36 @@ def test_the_page_shows_features_neighbours_codebook_command_and_versions(writte
     assert f"<td>torch {version('torch')}</td>" in page
 
 
+@pytest.mark.parametrize("by_evaluate", [False, True])
+def test_other_classes_are_judged_without_another_training(run, monkeypatch, capsys, by_evaluate):
+    """Here whether a number is odd, which no features tell; the RUN's own classes stay as they are."""
+    names = (run / "images.txt").read_text().split("\n")
+    labels = [f"{name}\t{'odd' if int(re.findall(r'[0-9]+', name)[-1]) % 2 else 'even'}" for name in names]
+    (run.parent / "labels.txt").write_text("\n".join(labels))
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.chdir(run.parent)
+    before = (run / "verdict_val.txt").read_text()
+    if by_evaluate:
+        options = ["--protocols", "NearestNeighbours", "--no-random", "--labels", "labels.txt"]
+        run_tool(monkeypatch, "evaluate_features.py", "run", "--cache", run / "features", *options)
+    else:
+        run_tool(monkeypatch, "verdict.py", "run", "--cache", run / "features", "--labels", "labels.txt")
+    printed = capsys.readouterr().out
+    assert "2 classes (`even`, `odd`), of " in printed
+    assert "6 of them tested, 54 others vote (k = 5)" in printed
+    assert "k-NN" in printed
+    tested = (run / "verdict_val_other.txt").read_text().split("\n")
+    assert len(tested) == 6
+    assert all(int(re.findall(r"[0-9]+", line)[-2]) % 2 == int(line[-1]) for line in tested)
+    assert (run / "verdict_val.txt").read_text() == before
+
+
 def test_names_are_escaped_and_the_page_loads_nothing(written):
     _, file = written
     page = file.read_text()
     assert "photos &lt;b&gt;&amp;" in page
     assert not re.search(r"<[biu]>|photos <", page)
-    assert not re.search(r"https?://|url\(|@import|<script|<link|href", page)
+    assert not re.search(r"https?://|url\(|@import|<script|<link|href=", page)
     sources = re.findall(r' src="([^"]*)"', page)
     assert len(sources) == 8  # the verdict, three curves, two rows of features, neighbours, codebook
     for source in sources:

@@ -10,14 +10,17 @@ from mmengine.config import Config
 
 from mapet_mm.cli import verdict
 from mapet_mm.cli.verdict import (
+    OTHER_TESTED,
+    OTHER_VOTING,
     add_entries,
-    classes_of,
     drop_skipped,
     hold_out,
-    read_labels,
+    require_same_classes,
     voting_images,
+    with_other_classes,
     write_lists,
 )
+from mapet_mm.datasets.classes import classes_of
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.errors import UserError
 
@@ -55,31 +58,12 @@ def test_ten_images_of_each_class_vote_first(monkeypatch):
     assert len(set(voting_images(NAMES, classes, 1000, seed=0))) == len(NAMES)
 
 
-def test_classes_are_folders_or_a_file_and_otherwise_there_are_none(tmp_path):
-    assert classes_of(None, ["a.jpg", "b/c.jpg", "b/d.jpg"])[0] is None
-    assert classes_of(None, ["2020/a.jpg", "2020/b.jpg"])[0] is None
-    assert classes_of(None, ["train/x/1.jpg", "train/y/2.jpg", "val/x/3.jpg", "val/y/4.jpg"])[0] == {
-        "train/x/1.jpg": "x",
-        "train/y/2.jpg": "y",
-        "val/x/3.jpg": "x",
-        "val/y/4.jpg": "y",
-    }
-    file = tmp_path / "labels.txt"
-    file.write_text("my cat.jpg cat\nb/1.jpg\tgreat dane\n\n")
-    assert read_labels(file, ["b/1.jpg", "my cat.jpg"]) == {"b/1.jpg": "great dane", "my cat.jpg": "cat"}
-
-
 # `str.splitlines` would end a line at each of these.
 ODD = [f"a{character}b.jpg" for character in "\x0b\x0c\x1c\x85\u2028\u2029"]
 
 
 def test_names_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
     names = ["\u2028.jpg", *ODD]
-    labels = {name: str(index % 2) for index, name in enumerate(names)}
-    lines = "".join(f"{name}\t{label}\r\n" for name, label in labels.items())
-    (tmp_path / "labels.txt").write_bytes(lines.encode())  # as Windows writes it
-    assert read_labels(tmp_path / "labels.txt", names) == labels
-
     store = TokenStore.create(tmp_path / "tokens", names, (1, 1), 8, "digest")
     store.write([], np.empty((0, 1, 1), int), {names.index(ODD[0]): "broken", names.index(ODD[1]): "broken"})
     listed = [f"{name} 0" for name in ODD]
@@ -90,18 +74,9 @@ def test_names_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
         assert (tmp_path / file).read_text() == "\n".join(listed[2:])
 
 
-@pytest.mark.parametrize(
-    ("text", "noun"),
-    [("1.jpg a\n", "2.jpg"), ("1.jpg a\n2.jpg\n", "line 2"), ("1.jpg a\n2.jpg a\n", "one class")],
-)
-def test_a_file_of_labels_that_says_too_little_is_refused(tmp_path, text, noun):
-    (tmp_path / "labels.txt").write_text(text)
-    with pytest.raises(UserError, match=noun):
-        read_labels(tmp_path / "labels.txt", ["1.jpg", "2.jpg"])
-
-
 def lists(out: Path, names: list[str] = NAMES, **changes: object) -> dict[str, list[str]]:
-    options = dict(out=out, labels=None, no_verdict=False, seed=0, epochs=100)
+    options = dict(out=out, images="gone", labels=None, class_level=None)
+    options.update(no_verdict=False, seed=0, epochs=100)
     print(*write_lists(argparse.Namespace(**{**options, **changes}), names))
     return {path.name: path.read_text().splitlines() for path in out.iterdir()}
 
@@ -122,7 +97,8 @@ def test_the_lists_keep_what_is_trained_on_apart(tmp_path):
 SMALL_CLASSES = [
     # images of each class, the most that are held out, how many are, how many at least are tested by labels
     ({**{f"{index:03d}": 4 for index in range(300)}, "misc": 100}, 10_000, 130, 120),
-    ({**{f"{index:03d}": 25 for index in range(160)}, "misc": 60}, 40, 40, 5),
+    ({**{f"{index:03d}": 25 for index in range(160)}, "misc": 60}, 600, 406, 300),
+    ({**{f"{index:03d}": 25 for index in range(160)}, "misc": 60}, 40, 40, 0),  # a vote for each class
     ({**{f"{index:03d}": 1 for index in range(98)}, "98": 2, "99": 2}, 10_000, 10, 0),
 ]
 
@@ -131,14 +107,14 @@ SMALL_CLASSES = [
 def test_small_classes_are_held_out_in_turn(
     counts, most, num_held_out, num_labelled, tmp_path, monkeypatch, capsys
 ):
-    """Without labels, if too few of them have images on both sides."""
+    """Without labels, if too few of them have images on both sides, or too few images vote."""
     monkeypatch.setattr(verdict, "MOST", most)
     found = lists(tmp_path, names_of(counts))
     assert len(found["held_out.txt"]) == num_held_out
     has_labels = bool(found["verdict_train.txt"])
     assert has_labels == bool(num_labelled)
     assert len(found["verdict_val.txt"]) >= (num_labelled or num_held_out)
-    assert ("too few have images" in capsys.readouterr().out) != has_labels
+    assert ("too few" in capsys.readouterr().out) != has_labels
     if has_labels:
         voting, tested = (
             {line.split()[1] for line in found[f"verdict_{name}.txt"]} for name in ("train", "val")
@@ -156,16 +132,29 @@ def test_images_without_tokens_and_classes_without_votes_leave_the_lists(tmp_pat
     assert left == ["a.jpg 0", "c.jpg 0"]
 
 
-def test_a_short_training_has_a_smaller_verdict_and_none_if_nobody_wants_one(tmp_path):
-    """Two epochs of 143 images are 286 images: a tenth are 28."""
-    found = lists(tmp_path, epochs=2)
-    assert len(found["verdict_train.txt"]) + len(found["verdict_val.txt"]) == 28
-    (tmp_path / "other").mkdir()
-    assert lists(tmp_path / "other", no_verdict=True) == {}
+SHORT = [
+    ({"a": 3000, "b": 1000}, 200, 200),
+    ({"a": 1000, "b": 1000}, 100, 200),
+    ({str(number): 100 for number in range(30)}, 150, 300),
+    (COUNTS, 14, 129),  # all
+]
+
+
+@pytest.mark.parametrize(("counts", "num_tested", "num_voting"), SHORT)
+def test_a_short_training_has_a_smaller_verdict(counts, num_tested, num_voting, tmp_path, capsys):
+    """Of an epoch of 4,000 images a tenth are 400; but of any 200 vote, and ten of each class."""
+    found = lists(tmp_path, names_of(counts), epochs=1)
+    assert (len(found["verdict_val.txt"]), len(found["verdict_train.txt"])) == (num_tested, num_voting)
+    k = {200: 20, 300: 20, 129: 12}[num_voting]
+    assert f"{num_tested} of them tested, {num_voting} others vote (k = {k})" in capsys.readouterr().out
+
+
+def test_there_is_no_verdict_if_nobody_wants_one(tmp_path):
+    assert lists(tmp_path, no_verdict=True) == {}
 
 
 def test_the_config_trains_without_the_held_out_images_and_measures_on_them(tmp_path):
-    """k-NN during the training passes few images: a twentieth of those trained on."""
+    """k-NN during the training passes few images: a twentieth of those trained on, or 200."""
     lists(tmp_path)
     steps = [dict(type="LoadImageFromFile"), dict(type="ColorJitter"), dict(type="mapet_mm.LoadTokenGrid")]
     pipeline = [*steps, dict(type="PackInputs", algorithm_keys=["token_grid"])]
@@ -184,4 +173,90 @@ def test_the_config_trains_without_the_held_out_images_and_measures_on_them(tmp_
         assert (own.dataset.ann_file, own.dataset.with_label) == (f"verdict_{name}.txt", True)
         assert [step.type for step in own.dataset.pipeline] == ["LoadImageFromFile", "PackInputs"]
     (probe,) = cfg.custom_hooks
-    assert (probe.interval, cfg.train_cfg.val_interval, probe.most_images) == (30, 30, 129 * 30 // 20)
+    assert probe.k == 12  # as in the verdict, of 129 images
+    assert (probe.interval, cfg.train_cfg.val_interval, probe.most_images) == (30, 30, 200)
+
+
+def write_images(folder: Path, contents: dict[str, int]) -> list[str]:
+    """Files, of which those with one number are copies."""
+    for name, number in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"image %06d" % number)
+    return sorted(contents)
+
+
+def test_copies_of_an_image_stay_on_one_side_of_the_split(tmp_path, capsys):
+    """80 images, each twice: none is tested or votes twice, and none is tested that was trained on."""
+    contents = {f"{'ab'[number % 2]}/{number:03d}.jpg": number for number in range(80)}
+    contents |= {name.replace(".", " (1)."): number for name, number in contents.items()}
+    names = write_images(tmp_path / "images", contents)
+    (tmp_path / "out").mkdir()
+    found = lists(tmp_path / "out", names, images=tmp_path / "images")
+    trained, held_out = ({contents[name] for name in found[file]} for file in ("train.txt", "held_out.txt"))
+    assert (len(found["held_out.txt"]), len(held_out), len(trained & held_out)) == (16, 8, 0)
+    for file, numbers in (("verdict_train.txt", trained), ("verdict_val.txt", held_out)):
+        drawn = [contents[line.rpartition(" ")[0]] for line in found[file]]
+        assert len(drawn) == len(set(drawn))
+        assert set(drawn) == numbers
+    assert "copies of other images, which stay on their side: 80" in capsys.readouterr().out
+
+
+def test_an_image_outside_of_the_classes_trains_and_is_not_tested(tmp_path, capsys):
+    """Also if it is a copy of one in a class, which then speaks for both."""
+    contents = {f"{'no'[number % 2]}/{number:03d}.jpg": number for number in range(100)}
+    contents |= {"cover.jpg": 100, "another.jpg": 50}
+    names = write_images(tmp_path / "images", contents)
+    (tmp_path / "out").mkdir()
+    found = lists(tmp_path / "out", names, images=tmp_path / "images")
+    assert "cover.jpg" in found["train.txt"]
+    assert len(found["verdict_val.txt"]) == 10
+    assert len(found["verdict_train.txt"]) == 90
+    assert not any("cover" in line or "another" in line for line in found["verdict_train.txt"])
+    printed = capsys.readouterr().out
+    assert "2 classes (`n`, `o`)" in printed
+    assert "2 outside of them" in printed
+
+
+@pytest.mark.parametrize("level", [None, 0, 2])
+def test_the_level_of_the_classes_can_be_said(tmp_path, level):
+    names = [f"{kind}/{year}/{index}.jpg" for kind in "ab" for year in (1, 2, 3) for index in range(20)]
+    found = lists(tmp_path, names, class_level=level)
+    numbers = {line.rpartition(" ")[2] for line in found["verdict_train.txt"]}
+    assert len(numbers) == {None: 2, 0: 0, 2: 3}[level]
+
+
+def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
+    """Voters are trained on and tested images held out, as ever; the config's own lists stay."""
+    before = lists(tmp_path, class_level=0)
+    assert not before["verdict_train.txt"]
+    TokenStore.create(tmp_path / "tokens", NAMES, (1, 1), 8, "digest").write([], np.empty((0, 1, 1), int))
+    (tmp_path / "labels.txt").write_text("".join(f"{name}\t{int(name[-5]) % 2}\n" for name in NAMES))
+    steps = [dict(type="LoadImageFromFile"), dict(type="PackInputs")]
+    dataset = dict(type="CustomDataset", ann_file="images.txt", with_label=False, pipeline=steps)
+    loader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset)
+    training = dict(max_epochs=300)
+    cfg = Config(dict(train_dataloader=loader, train_cfg=training, custom_hooks=[], randomness=dict(seed=0)))
+    add_entries(cfg, argparse.Namespace(out=tmp_path))
+    assert set(cfg.evaluation) == {"val", "view"}
+    cfg = with_other_classes(cfg, tmp_path, tmp_path / "labels.txt", None)
+    listed = {name: one.dataset.ann_file for name, one in cfg.evaluation.items()}
+    assert listed == {"train": OTHER_VOTING, "val": OTHER_TESTED}
+    for file, whole in ((OTHER_VOTING, "train.txt"), (OTHER_TESTED, "held_out.txt")):
+        lines = (tmp_path / file).read_text().splitlines()
+        assert {line.rpartition(" ")[0] for line in lines} == set(before[whole])
+        assert all(int(line.rpartition(" ")[0][-5]) % 2 == int(line[-1]) for line in lines)
+    assert (tmp_path / "verdict_val.txt").read_text().splitlines() == before["verdict_val.txt"]
+
+
+def test_other_classes_for_a_pre_training_that_is_there_are_the_verdicts(tmp_path):
+    args = argparse.Namespace(out=tmp_path / "my run", labels=Path("l.txt"), class_level=None)
+    args.out.mkdir()
+    require_same_classes(args, {})  # a pre-training without a verdict: another --out
+    (args.out / "held_out.txt").write_text("a.jpg")
+    with pytest.raises(UserError, match=r"`mapet-mm verdict '.*/my run' --labels l.txt`"):
+        require_same_classes(args, {})
+    require_same_classes(args, {"labels": "l.txt"})
+    args = argparse.Namespace(out=args.out, labels=None, class_level=0)
+    require_same_classes(args, {"class_level": 0})
+    with pytest.raises(UserError, match="--class-level none"):
+        require_same_classes(args, {"class_level": 1})

@@ -51,6 +51,12 @@ def test_what_is_missing_is_named(folder, kind, is_wrapped):
         build_dataset(config)
 
 
+def test_a_folder_of_a_system_among_the_classes_is_named(folder):
+    (folder / "classes/.ipynb_checkpoints").mkdir()
+    with pytest.raises(DatasetError, match=r"\(4\).* with `\.ipynb_checkpoints`, which a system left"):
+        build_dataset(dict(PART, data_root=str(folder), classes=["n01", "n02", "n03"]))
+
+
 def test_the_remedies_help(folder):
     """Those of the messages: the folders' names as `classes`, and all images of a folder."""
     (folder / "classes.txt").write_text("n01\nn02\nn03\n")

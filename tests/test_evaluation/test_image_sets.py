@@ -2,6 +2,7 @@
 
 import shutil
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,6 +155,82 @@ def test_a_folder_per_class_is_divided(config, root, capsys):
     assert "every fifth image" in capsys.readouterr().out
 
 
+LITTER = (".ipynb_checkpoints", "__MACOSX", "@eaDir", "#recycle")
+
+
+@pytest.mark.parametrize("folder", ["data", "data/train", "sets.py"])
+def test_folders_of_systems_are_no_classes_and_a_line_names_them(config, root, monkeypatch, capsys, folder):
+    """In both sets, where they would be a class that is told apart."""
+    monkeypatch.chdir(root)
+    (root / "sets.py").write_text('evaluation = dict(train="data/train", val="data/val")')
+    before = {name: len(one) for name, one in read_image_sets(config, folder).items()}
+    for name in LITTER:
+        for split in ("train", "val"):
+            shutil.copytree(root / "data" / split / "a", root / "data" / split / name)
+    images = read_image_sets(config, folder)
+    assert {name: len(one) for name, one in images.items()} == before
+    assert images["train"].class_names == images["val"].class_names == ["a", "b", "c"]
+    printed = capsys.readouterr().out
+    assert "other files, left out: 1 `#recycle`, 1 `@eaDir`, 1 `__MACOSX`" in printed
+    assert "3 classes (`a`, `b`, `c`)" in printed
+
+
+def test_all_formats_are_taken_where_a_config_names_folders(config, root):
+    for name in ("train/a/0", "val/b/1"):
+        Image.open(root / f"data/{name}.png").save(root / f"data/{name}.webp")
+        (root / f"data/{name}.png").unlink()
+    config.evaluation = dict(train=str(root / "data/train"), val=str(root / "data/val"))
+    config.test_dataloader = dict(dataset=dict(pipeline=PIPELINE))
+    assert {name: len(one) for name, one in read_image_sets(config).items()} == {"train": 24, "val": 9}
+
+
+def test_both_sets_number_the_classes_alike_where_one_lacks_some(config, root):
+    shutil.rmtree(root / "data/val/a")
+    for data in (str(root / "data"), str(root / "sets.py")):
+        (root / "sets.py").write_text(f'evaluation = dict(train="{root}/data/train", val="{root}/data/val")')
+        images = read_image_sets(config, data)
+        assert images["val"].labels.tolist() == [1, 1, 1, 2, 2, 2]
+        assert check_labels(images["train"], images["val"]) == 3
+
+
+def test_classes_of_a_folder_may_be_of_another_level_or_of_a_file(config, root):
+    names = [f"{folder}/{number}.png" for folder in "abc" for number in range(8)]
+    (root / "labels.txt").write_text("".join(f"{name}\t{int(name[2]) % 2}\n" for name in names))
+    images = read_image_sets(config, str(root / "data/train"), labels=str(root / "labels.txt"))
+    assert images["train"].class_names == ["0", "1"]
+    assert len(images["train"]) + len(images["val"]) == 24
+    for index in range(len(images["val"])):
+        assert images["val"].labels[index] == int(images["val"].path(index)[-5]) % 2
+    assert set(read_image_sets(config, str(root / "data/train"), class_level=0)) == {"val", "view"}
+    shutil.move(root / "data/train", root / "years/2020")
+    shutil.copytree(root / "years/2020", root / "years/2021")
+    years, kinds = (read_image_sets(config, str(root / "years"), class_level=level) for level in (None, 2))
+    assert (years["train"].class_names, kinds["train"].class_names) == (["2020", "2021"], ["a", "b", "c"])
+    with pytest.raises(ImageSetError, match="--labels and --class-level"):
+        read_image_sets(config, class_level=1)
+
+
+def test_copies_are_on_one_side_of_a_division_and_counted_between_two_sets(config, root, capsys):
+    for file in sorted((root / "data/train").glob("*/*.png")):
+        shutil.copy(file, file.with_name(f"{file.stem} (1).png"))
+    images = read_image_sets(config, str(root / "data/train"))
+    contents = {}
+    for name, one in images.items():
+        contents[name] = {Path(one.path(index)).read_bytes() for index in range(len(one))}
+    assert (len(images["train"]), len(images["val"])) == (42, 6)
+    assert not contents["train"] & contents["val"]
+    shutil.copy(root / "data/train/a/0.png", root / "data/val/b/9.png")
+    read_image_sets(config, str(root / "data"))
+    assert "1 of 10 `val` images are copies of `train` images" in capsys.readouterr().out
+
+
+def test_an_image_beside_the_classes_is_left_out_and_said(config, root, capsys):
+    shutil.copy(root / "data/train/a/0.png", root / "data/train/cover.png")
+    images = read_image_sets(config, str(root / "data/train"))
+    assert len(images["train"]) + len(images["val"]) == 24
+    assert "1 outside of them, such as `cover.png`" in capsys.readouterr().out
+
+
 def test_a_folder_without_classes_is_measured_without_labels_in_all_formats(config, root):
     """Also formats that MMPretrain's datasets pass over unless they are told."""
     for name, new in (("0.png", "0.webp"), ("1.png", "1.TIFF")):
@@ -211,7 +288,11 @@ def test_a_list_names_the_classes_of_a_flat_folder(config, root):
         (root / "data/val" / name).rmdir()
     (root / "data/meta").mkdir()
     (root / "data/meta/val.txt").write_text("".join(f"{index}.png {index // 3}\n" for index in range(9)))
-    assert read_image_sets(config, str(root / "data"))["val"].labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    images = read_image_sets(config, str(root / "data"))
+    assert images["val"].labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    shutil.rmtree(root / "data/train/b")
+    (root / "data/train/b").mkdir()  # a class without images keeps its number
+    assert read_image_sets(config, str(root / "data"))["train"].labels.tolist() == [0] * 8 + [2] * 8
 
 
 def test_a_second_view_is_the_first_with_a_transform(config, root):

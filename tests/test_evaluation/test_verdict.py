@@ -1,6 +1,7 @@
 """The verdict: paired intervals cover what they promise, figures are scikit-learn's, and words follow."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
 from mapet_mm.evaluation import verdict
+from mapet_mm.evaluation.metrics.neighbours import suiting_k
 from mapet_mm.evaluation.models import RANDOM
 from mapet_mm.evaluation.verdict import (
     RESULT,
@@ -48,6 +50,8 @@ def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
 
 class Images(SimpleNamespace):
     """As much of an image set as a verdict takes."""
+
+    left_out: ClassVar = {}
 
     def __len__(self) -> int:
         return 400
@@ -107,6 +111,20 @@ def test_without_a_start_the_gain_is_over_random_weights(models, tmp_path):
     found = judge(models, tmp_path)
     assert found.compared_with == RANDOM
     assert found.sentence.endswith("over random weights.")
+
+
+def test_too_few_images_to_vote_give_no_figure_by_labels(models, tmp_path):
+    """11 of 9 classes, as a training of one epoch had them."""
+    for _, images in models.values():
+        images["train"].labels = torch.arange(11) % 9
+    found = judge(models, tmp_path)
+    assert not any("k-NN" in measure.name for measure in found.measures)
+    assert "because 11 images to vote are too few for 9 classes" in found.sentence
+
+
+@pytest.mark.parametrize(("num_voters", "k"), [(9, 1), (21, 2), (72, 7), (199, 19), (10_000, 20)])
+def test_neighbours_are_at_most_a_tenth_of_the_voters(num_voters, k):
+    assert suiting_k(num_voters) == k
 
 
 def test_without_labels_the_evidence_is_said_to_be_weak(models, tmp_path):

@@ -13,6 +13,29 @@ from torch.nn import functional as F
 # Queries (rows of a product) and keys (its columns) that are compared at once: 128 MiB of similarities.
 ROWS = 2**11
 COLUMNS = 2**14
+NEIGHBOURS = 20  # DINO's k
+VOTERS_A_CLASS = 3  # on average, without which there is no figure
+ENOUGH_VOTERS = 1000  # of however many classes: a low figure, but one that differs between models
+
+
+def suiting_k(num_voters: int) -> int:
+    """The neighbours that vote among so many images: at most a tenth of them, so that the nearest decide.
+
+    Examples:
+        >>> suiting_k(10_000), suiting_k(72)
+        (20, 7)
+    """
+    return max(1, min(NEIGHBOURS, num_voters // 10))
+
+
+def too_few_voters(num_voters: int, num_classes: int) -> bool:
+    """True if a figure of nearest neighbours would say little about so many classes.
+
+    Examples:
+        >>> too_few_voters(11, 9), too_few_voters(10_000, 21_841)
+        (True, False)
+    """
+    return num_voters < min(VOTERS_A_CLASS * num_classes, ENOUGH_VOTERS)
 
 
 def knn_votes(

@@ -1,0 +1,181 @@
+"""Folders of images: which files in them are images, and a dataset of these."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from mmengine.fileio import join_path, list_from_file
+from mmpretrain.datasets import CustomDataset
+from torch.utils.data import Dataset
+
+from mapet_mm.datasets.classes import classes_at, level_of_classes, read_labels
+from mapet_mm.datasets.pipelines import image_paths, leaf_datasets
+from mapet_mm.registry import DATASETS
+from mapet_mm.utils.dist import is_first_process, print_once
+from mapet_mm.utils.errors import UserError, listed, printable
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+# What network storages, systems and tools leave beside images, apart from hidden files and folders.
+OF_SYSTEMS = {
+    *("@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "lost.dir"),
+    *("$recycle.bin", "recycler", "system volume information", "thumbs"),
+    *("__macosx", "network trash folder", "temporary items", "__pycache__"),
+}
+REMEDY = "type='mapet_mm.ImageFolder' follows the rules of mapet-mm pretrain"
+
+
+def is_of_system(name: str) -> bool:
+    """True for the name of a file or folder that is hidden or that a system leaves behind."""
+    return name.startswith(".") or name.casefold() in OF_SYSTEMS
+
+
+def image_names(folder: str | os.PathLike, part: str = "") -> tuple[list[str], Counter[str]]:
+    """Names of the images below a folder, relative to it and sorted; and how many others there are of a kind.
+
+    Hidden files and folders, and folders that systems leave behind, are passed over; links are followed.
+
+    Args:
+        folder: that the names are relative to.
+        part: folder in it whose images are listed alone.
+
+    Raises:
+        OSError: a folder that cannot be read.
+    """
+    root = os.path.abspath(folder)
+    names: list[str] = []
+    others: Counter[str] = Counter()
+    for path, folders, files in os.walk(Path(root, part), followlinks=True, onerror=_raise):
+        for name in filter(is_of_system, folders):
+            if not name.startswith("."):
+                others[f"`{name}`"] += 1
+        folders[:] = [name for name in folders if not is_of_system(name)]
+        for name in folders:
+            if name.lower().endswith(EXTENSIONS) and not os.listdir(os.path.join(path, name)):
+                others[f"empty folder `{printable(name)}`"] += 1
+        inside = os.path.relpath(path, root)
+        for name in files:
+            if is_of_system(name):
+                continue
+            if name.lower().endswith(EXTENSIONS):
+                names.append(name if inside == os.curdir else f"{inside}/{name}")
+            else:
+                others[printable(Path(name).suffix) or "no suffix"] += 1
+    return sorted(names), others
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def others_text(others: Counter[str]) -> str:
+    """'1 .heic, 2 .txt'."""
+    return ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
+
+
+@DATASETS.register_module()
+class ImageFolder(CustomDataset):
+    """The images of a folder, or of a list: MMPretrain's `CustomDataset` with this package's rules.
+
+    All formats of `mapet-mm pretrain` are taken, files and folders of systems are not (`image_names`), and
+    names in a list may begin with a space. With labels, images are in the order of their classes, and those
+    without a class are left out.
+
+    Args:
+        part: folder in `data_prefix` whose images are taken alone.
+        class_level: level of the folders that are classes, 1 for those directly in `data_prefix`; by default
+            see `level_of_classes`.
+        labels: file of lines `name class`, instead of folders.
+        **options: of `CustomDataset`.
+
+    Raises:
+        UserError: no images, or none with a class.
+
+    Examples:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in ("cat", "dog", "@eaDir"):
+        ...     (folder / name).mkdir()
+        ...     Image.new("RGB", (8, 8)).save(folder / name / "1.webp")
+        >>> DATASETS.build(dict(type="mapet_mm.ImageFolder", data_prefix=str(folder))).metainfo["classes"]
+        ('cat', 'dog')
+    """
+
+    def __init__(
+        self, part: str = "", class_level: int | None = None, labels: str | None = None, **options: Any
+    ) -> None:
+        self.part = part
+        self.class_level = class_level
+        self.labels = labels
+        super().__init__(**{"extensions": EXTENSIONS, **options})
+
+    def load_data_list(self) -> list[dict[str, Any]]:
+        """Path and, with labels, class of each image."""
+        samples = self._listed_samples() if self.ann_file else self._find_samples()
+        infos = []
+        for name, label in samples:
+            info = dict(img_path=join_path(self.img_prefix, name))
+            if self.with_label:
+                info["gt_label"] = label
+            infos.append(info)
+        return infos
+
+    def _listed_samples(self) -> list[tuple[str, int | None]]:
+        """Names and classes in lines `name class`, or names alone."""
+        lines = list_from_file(self.ann_file)
+        if not self.with_label:
+            return [(line, None) for line in lines]
+        parted = [line.rstrip().rpartition(" ") for line in lines]
+        return [(name, int(label)) for name, _, label in parted]
+
+    def _find_samples(self) -> list[tuple[str, int | None]]:
+        """Names and classes of the images in the folder."""
+        names, others = image_names(self.img_prefix, self.part)
+        folder = Path(self.img_prefix, self.part)
+        if not names:
+            raise UserError(
+                f"{folder} holds no images ({', '.join(EXTENSIONS)}) but {others_text(others) or 'no files'}"
+            )
+        if not self.with_label:
+            return [(name, None) for name in names]
+        if self.labels:
+            classes = read_labels(self.labels, names)
+        else:
+            classes = classes_at(names, self.class_level or level_of_classes(names) or 1)
+        if not classes:
+            raise UserError(f"{folder} has no folder per class: with `with_label=False` it needs none")
+        known = self.CLASSES or sorted(set(classes.values()))
+        self._metainfo["classes"] = tuple(known)
+        number = {name: index for index, name in enumerate(known)}
+        unknown = set(classes.values()) - set(known)
+        if unknown:
+            raise UserError(f"{folder} has classes that `metainfo` lacks: {listed(sorted(unknown), most=5)}")
+        return sorted(((name, number[label]) for name, label in classes.items()), key=lambda one: one[::-1])
+
+
+def note_other_rules(dataset: Dataset) -> None:
+    """Say where MMPretrain's datasets of folders follow other rules than `ImageFolder`."""
+    if not is_first_process():
+        return
+    for leaf in leaf_datasets(dataset):
+        if not isinstance(leaf, CustomDataset) or isinstance(leaf, ImageFolder) or leaf.ann_file:
+            continue
+        root = leaf.img_prefix
+        kind = type(leaf).__name__
+        passed_over: Counter[str] = Counter()
+        if type(leaf) is CustomDataset and os.path.isdir(root):  # not ImageNet, which is large and has JPEGs
+            names, _ = image_names(root)
+            passed_over.update(Path(name).suffix for name in names if not leaf.is_valid_file(name))
+        if passed_over:
+            kinds = others_text(passed_over)
+            print_once(f"{root}: {kinds} left out, which {kind} does not take: {REMEDY}")
+        folders = set(getattr(leaf, "folder_to_idx", ()))
+        for folder in {os.path.dirname(path) for path in image_paths(leaf)}:
+            folders.update(os.path.relpath(folder, root).split("/"))
+        of_system = sorted(name for name in folders if is_of_system(name) and name != os.curdir)
+        if of_system:
+            where = listed(of_system, most=5)
+            print_once(f"{root}: {kind} takes images or classes of {where}: remove them, or {REMEDY}")

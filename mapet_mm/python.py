@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from mapet_mm.utils.errors import UserError
@@ -103,6 +104,8 @@ def evaluate(
     checkpoint: str | os.PathLike | None = None,
     cache: str | os.PathLike = FEATURES,
     every: bool = False,
+    labels: str | os.PathLike | None = None,
+    class_level: int | str | None = None,
 ) -> Rows:
     """Figures of a model's frozen features, as `mapet-mm evaluate` prints them.
 
@@ -113,6 +116,8 @@ def evaluate(
         checkpoint: weights to take instead of the model's own.
         cache: folder in which features are kept.
         every: run the expensive protocols, too.
+        labels: file of lines `name class`, in place of a folder's own classes.
+        class_level: level of the folders that are classes, 1 for those directly in the folder, or "none".
 
     Raises:
         UserError: no such model, images or protocol.
@@ -121,13 +126,20 @@ def evaluate(
         >>> rows = mapet_mm.evaluate("run", "photos")  # doctest: +SKIP
         >>> rows.frame[["protocol", "setting", "value"]]  # doctest: +SKIP
     """
+    from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
     from mapet_mm.evaluation.named import load_model
     from mapet_mm.evaluation.run import evaluate_data
+    from mapet_mm.utils.commands import class_level as level_of
     from mapet_mm.utils.dist import choose_device
 
     choose_device()
     config, loaded = load_model(os.fspath(model), _as_text(checkpoint))
-    return Rows(evaluate_data(config, loaded, _as_text(data), protocols, Path(cache), every=every))
+    level = None if class_level is None else level_of(str(class_level))
+    sources = dict(labels=_as_text(labels), class_level=level)
+    if takes_other_classes(os.fspath(model), _as_text(data), **sources):
+        config = with_other_classes(config, Path(model), **sources)
+        sources = {}
+    return Rows(evaluate_data(config, loaded, _as_text(data), protocols, Path(cache), every=every, **sources))
 
 
 def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Loaded:
@@ -182,10 +194,33 @@ class PipelineTransform:
         if isinstance(image, str | os.PathLike):
             results = self.load(dict(img_path=os.fspath(image)))
         else:
-            pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]  # BGR, as OpenMMLab loads images
-            results = dict(img=pixels.copy(), img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])
+            pixels = as_if_loaded(image)
+            results = dict(img=pixels, img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])
         inputs = self.steps(results)["inputs"]
         return self.normalise(inputs[None])[0]
+
+
+def as_if_loaded(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
+    """The pixels of a PIL image in BGR, as OpenMMLab loads them from its file.
+
+    An orientation in its EXIF data is applied, and 16 bits become the upper 8.
+
+    Raises:
+        UserError: values that a file could not give in 8 or 16 bits.
+    """
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith(("I", "F")):
+        values = np.asarray(image)
+        is_16_bit = values.dtype.kind in "iu" and values.min() >= 0 and values.max() < 2**16
+        if not is_16_bit:
+            raise UserError(
+                f"a PIL image of mode {image.mode} with values from {values.min()} to {values.max()}: give "
+                "one of 8 bits a channel"
+            )
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    return np.asarray(image.convert("RGB"))[:, :, ::-1].copy()
 
 
 def _as_text(path: str | os.PathLike | None) -> str | None:

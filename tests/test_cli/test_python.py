@@ -61,6 +61,44 @@ def test_a_loaded_backbone_takes_images_as_its_library_does(vit, tmp_path):
         torch.testing.assert_close(model(expected[None]), own(expected[None]))
 
 
+def saved(path: Path, pixels: np.ndarray, mode: str | None = None, **options) -> Path:
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(path, **options)
+    return path
+
+
+def test_a_pil_image_is_decoded_as_its_file(vit, tmp_path):
+    """Whatever its orientation in EXIF, its mode and its bits."""
+    colour = photographs.chelsea()[:, :200]
+    grey = colour[..., 0]
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    files = [
+        saved(tmp_path / "turned.jpg", colour, exif=turned),
+        saved(tmp_path / "turned.png", colour, exif=turned),
+        saved(tmp_path / "16.png", grey.astype(np.uint16) * 257),
+        saved(tmp_path / "16.tif", grey.astype(np.uint16) * 200),
+        saved(tmp_path / "palette.png", colour, "P"),
+        saved(tmp_path / "alpha.png", np.dstack([colour, grey])),
+        saved(tmp_path / "grey alpha.png", grey, "LA"),
+    ]
+    _, transform = mapet_mm.load(vit.parent)
+    for file in files:
+        expected = transform(file)
+        assert expected.std() > 0.1
+        torch.testing.assert_close(transform(Image.open(file)), expected, atol=1e-6, rtol=0)
+    cmyk = saved(tmp_path / "cmyk.jpg", colour, "CMYK", quality=95)
+    assert (transform(Image.open(cmyk)) - transform(cmyk)).abs().mean() < 0.02  # other rounding
+
+
+@pytest.mark.parametrize("values", [[[0.5, 1.0]], [[0, 2**20]], [[-1, 3]]])
+def test_pil_images_of_more_than_16_bits_are_refused_in_one_line(vit, values):
+    kind = np.float32 if isinstance(values[0][0], float) else np.int32
+    _, transform = mapet_mm.load(vit.parent)
+    with pytest.raises(UserError, match="PIL image of mode"):
+        transform(Image.fromarray(np.array(values, kind)))
+
+
 def test_figures_come_as_rows_and_as_a_frame(vit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)

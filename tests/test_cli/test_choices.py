@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -288,15 +289,12 @@ def test_a_run_from_before_there_were_digests_goes_by_the_path(photographs, plan
         pretrain(options(photographs.rename(photographs.parent / "moved")))
 
 
-def test_ctrl_c_is_one_line(monkeypatch, capsys):
-    def interrupted(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mapet_mm.cli.pretrain.pretrain", interrupted)
+def test_a_signal_between_the_stages_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("mapet_mm.cli.pretrain.pretrain", lambda _: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SystemExit) as ended:
         main(["DIR", "--out", "RUN"])
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == "\nStopped. Run the same command again to continue.\n"
+    assert ended.value.code == 75
+    assert capsys.readouterr().err == "\nSIGINT: stopped. Run the same command again to continue.\n"
 
 
 def test_a_folder_has_one_process_at_work(photographs, planned):

@@ -115,8 +115,9 @@ def capture_log(tmp_path):
 
 @pytest.fixture
 def signals_given_back():
-    """Afterwards, the signals that tell a run to end do what they did before."""
+    """Under nohup, too, SIGHUP ends a process; afterwards the signals do what they did before."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

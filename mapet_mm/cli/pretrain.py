@@ -130,8 +130,11 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> None:
     """Decide, write the configs, run the stages."""
-    listen(stop)
-    one_line_errors(lambda: pretrain(parse_args(arguments)))()
+    stop_listening = listen(stop)
+    try:
+        one_line_errors(lambda: pretrain(parse_args(arguments)))()
+    finally:
+        stop_listening()
 
 
 def stop(number: int, frame: FrameType | None) -> None:

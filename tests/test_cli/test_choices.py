@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ from timm.data.constants import (
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, init_tokens, random_tokens, vocabulary
 from mapet_mm.cli.configs import IMAGES
-from mapet_mm.cli.pretrain import main, parse_args, pretrain
+from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.run_report import method_words
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.cli.starts import Start, take_weights
@@ -287,14 +286,6 @@ def test_a_run_from_before_there_were_digests_goes_by_the_path(photographs, plan
     assert json.loads((run / "identity.json").read_text()) == identity
     with pytest.raises(UserError, match=r"images: .*mine, now .*moved"):
         pretrain(options(photographs.rename(photographs.parent / "moved")))
-
-
-def test_a_signal_between_the_stages_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr("mapet_mm.cli.pretrain.pretrain", lambda _: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(SystemExit) as ended:
-        main(["DIR", "--out", "RUN"])
-    assert ended.value.code == 75
-    assert capsys.readouterr().err == "\nSIGINT: stopped. Run the same command again to continue.\n"
 
 
 def test_a_folder_has_one_process_at_work(photographs, planned):

@@ -15,6 +15,8 @@ from mapet_mm.utils.commands import next_line
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.signals import SIGNALS
 
+pytestmark = pytest.mark.usefixtures("signals_given_back")
+
 
 def stage(title: str, code: str) -> Stage:
     return Stage(title, [sys.executable, "-c", code], f"tool {title}")
@@ -95,7 +97,6 @@ def test_a_stage_that_dies_of_the_signal_that_was_passed_on_is_no_failure(tmp_pa
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.usefixtures("signals_given_back")
 def test_a_signal_between_the_stages_ends_pretrain_with_the_same_code(number, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain, "pretrain", lambda args: signal.raise_signal(number))
     with pytest.raises(SystemExit) as ended:

@@ -28,6 +28,7 @@ from config_building import (
 from imagenet_folder import PHOTOGRAPH, write_imagenet
 from mmengine.config import Config
 from mmengine.registry import DATASETS, EVALUATOR, HOOKS, MODELS, TRANSFORMS
+from mmengine.runner import Runner
 from PIL import Image
 from shrunk_recipes import shrunk
 from timm.data.constants import (
@@ -196,7 +197,12 @@ def test_pretraining_shows_knn_on_imagenet_ten_times(path, imagenet):
     with in_scope(cfg):
         hook = HOOKS.build(probe)
         vit = MODELS.build(model)
-        runner = SimpleNamespace(model=vit, seed=0, train_dataloader=SimpleNamespace(dataset=[]))
+        runner = SimpleNamespace(
+            model=vit,
+            seed=0,
+            train_dataloader=SimpleNamespace(dataset=[]),
+            build_dataloader=Runner.build_dataloader,
+        )
         hook.before_train(runner)
         with undisturbed(vit):
             figures = hook.figures(TokenBackbone(vit), hook.build_loaders(runner))

@@ -119,18 +119,10 @@ def test_weights_at_an_unusual_place_are_loaded_by_their_prefix(config, root, we
 
 
 def test_of_weights_at_several_usual_places_the_most_usual_is_taken(config, root, weights):
-    """A training's before a bare network's, these before a wrapper's, and those of several processes last."""
+    """A training's before a bare network's, and these before those of timm's or Hugging Face's wrappers."""
     config.test_dataloader = dict(dataset=dict(pipeline=PIPELINE))
     config.dump(root / "config.py")
-    usual = (
-        "backbone.",
-        "",
-        "model.",
-        "model.backbone.",
-        "module.backbone.",
-        "module.",
-        "backbone.timm_model.",
-    )
+    usual = ("backbone.", "", "model.", "model.backbone.", "backbone.timm_model.")
     for first in range(len(usual)):
         kept = {}
         for number, prefix in enumerate(usual[first:], start=first):

@@ -31,7 +31,7 @@ PAGES = [
 OTHERS = {
     "apt-get": "the distribution's",
     "bash tools/build_mmcv.sh": "compiles for minutes",
-    "docker build": "there is no Docker",
+    "docker ": "there is no Docker",
     "mim": "OpenMMLab's own tools, by the names that its packages give them",
     "pre-commit": "installs hooks into the clone",
     "pip install --dry-run openmim": "another project's",
@@ -42,6 +42,7 @@ OTHERS = {
     "python -m mapet_mm.visualization.attention_masks": "takes a file's name; a test of its own draws",
     "python -m mapet_mm.visualization.verdict": "takes a folder and a file's name; a test of its own draws",
     "python research/recompute.py": "takes no arguments, and a minute; a test of research/ runs it",
+    "srun --pty": "Slurm's own",
     "snakemake": "a set-up of its own, see research/README.md",
     "$SNAKEMAKE": "a set-up of its own, see research/README.md",
     "tensorboard": "another project's",

@@ -35,6 +35,7 @@ def overrides(cfg, imagenet: Path) -> dict[str, object]:
     options = {f"model.backbone.arch.{key}": value for key, value in width.items()}
     options["model.backbone.arch._delete_"] = True
     options["train_dataloader.drop_last"] = False  # two images are no batch
+    options["auto_scale_lr"] = None  # in one process
     if cfg.model.type == "mapet_mm.ProjectedCAE":
         options |= {"model.neck.encoder_dims": 24, "model.neck.embed_dims": 12, "model.neck.num_heads": 3}
     else:
@@ -86,7 +87,7 @@ def test_there_are_five_methods_three_sizes_and_two_tokenizers():
     names = {re.match(r"(\w+?)_vit-(\w+)-p16_(\w+?)_", path.stem).groups() for path in STORED}
     assert len(STORED) == len(names) == 30
     assert names == {(m, s, t) for m in METHODS for s in SIZES for t in ("kclip", "vqkd")}
-    assert sorted(path.parent.name for path in ONLINE) == sorted(METHODS)
+    assert [path.parent.name for path in ONLINE] == ["mapet"]
 
 
 # Sizes and tokenizers differ in what test_configs.py and test_hyperparameters.py check of each recipe.

@@ -19,6 +19,8 @@ from mapet_mm.utils.signals import SIGNALS
 TOOLS = ROOT / "tools"
 IMAGENET = ROOT / "configs/_base_/datasets/imagenet_tokens.py"
 
+pytestmark = pytest.mark.usefixtures("signals_given_back")
+
 
 def run_failing(monkeypatch, code: int) -> None:
     """Run the tool while the second of two processes ends with an exit code, or by a signal."""

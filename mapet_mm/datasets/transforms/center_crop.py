@@ -15,6 +15,7 @@ class CenterCrop(MMCVCenterCrop):
         **kwargs: as for MMCV's: `crop_size`, a side or (width, height).
 
     Examples:
+        >>> import numpy as np
         >>> CenterCrop(crop_size=2)(dict(img=np.arange(5)[None].repeat(2, 0)))["img"]
         array([[1, 2],
                [1, 2]])

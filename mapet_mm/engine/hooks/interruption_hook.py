@@ -140,8 +140,9 @@ class InterruptionHook(Hook):
         seconds = (time.monotonic() - self.looked_at) / (step - self.looked_after)
         common = torch.tensor([wish, seconds])
         all_reduce(common, op="max")
-        self._plan_look(step, seconds=common[1].item())
-        return int(common[0])
+        wish, seconds = common.tolist()  # one wait for the device
+        self._plan_look(step, seconds)
+        return int(wish)
 
     def _plan_look(self, step: int, seconds: float) -> None:
         """Choose the step after which all processes look next, from the seconds that a step takes."""

@@ -42,7 +42,7 @@ def main() -> None:
     """Store or verify, and print how to train on the squares."""
     args = parse_args()
     from mapet_mm.engine.runners.launch import read_config
-    from mapet_mm.tokenizers.store_images import SquareLoader, store_images, verify_images
+    from mapet_mm.tokenizers.squares import SquareLoader, store_images, verify_images
     from mapet_mm.utils.dist import is_first_process, say_share
 
     say_share()
@@ -54,7 +54,7 @@ def main() -> None:
         return
     squares, num_decoded = store_images(loader)
     if is_first_process():
-        total = int(squares.rows().sum())
+        total = int(squares.has_square().sum())
         done = "wrote" if num_decoded else "kept"
         stored = f"{total:,} squares of {squares.size} x {squares.size} px"
         print(f"{done} {squares.folder}: {stored}{next_line(next_step(cfg, args, squares))}")

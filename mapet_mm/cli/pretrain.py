@@ -250,7 +250,7 @@ def require_all(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Raise UserError unless a folder has all images of RUN, but for those that could not be decoded."""
     from mapet_mm.cli.configs import IMAGES, STORE
     from mapet_mm.structures import TokenStore
-    from mapet_mm.structures.image_names import read_lines
+    from mapet_mm.structures.names import read_lines
 
     if not (args.out / IMAGES).exists():  # the first start ended early
         return
@@ -280,7 +280,7 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]
     from mapet_mm.cli.choices import choose, find_images
     from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, move_images, write_configs
     from mapet_mm.cli.verdict import require_same_classes
-    from mapet_mm.structures.image_names import read_lines
+    from mapet_mm.structures.names import read_lines
 
     configs = [args.out / TOKENIZER, args.out / PRETRAINING]
     if not all(config.exists() for config in configs):

@@ -19,7 +19,7 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.evaluation.verdict import RESULT, Verdict, last_layer
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
-from mapet_mm.structures.image_names import read_lines
+from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.config import type_name
 from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section

@@ -19,7 +19,7 @@ from mapet_mm.datasets.copies import first_copies
 from mapet_mm.evaluation.image_sets import SECTION
 from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, suiting_k, too_few_voters
 from mapet_mm.structures import TokenStore
-from mapet_mm.structures.image_names import read_lines
+from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.dist import print_once

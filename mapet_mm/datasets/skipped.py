@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from mapet_mm.datasets.pipelines import find_step, image_paths, leaf_datasets, p
 from mapet_mm.datasets.stored_images import StoredImages
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.structures import MissingTokensError
-from mapet_mm.structures.image_names import relative_name
+from mapet_mm.structures.names import relative_name, relative_names
 
 
 def replace_by_neighbours(num_images: int, skipped: Sequence[int]) -> Int64[np.ndarray, " image"]:
@@ -114,9 +113,5 @@ def leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None
 
 
 def names_in_store(paths: Iterable[str], load: LoadTokenGrid) -> Iterator[str]:
-    """Names of images in a store; a million in half a second where the paths are plain."""
-    root = os.path.join(load.data_root or load.store.data_root or "", "")
-    for path in paths:
-        name = path[len(root) :]
-        is_plain = root and path.startswith(root) and "/." not in name and "//" not in name
-        yield name if is_plain else load.name_of(path)
+    """Names of images in a store."""
+    return relative_names(paths, load.data_root or load.store.data_root, load.name_of)

@@ -8,7 +8,9 @@ of the new one. Whoever reads a part or the manifest in order to replace it hold
 
 from __future__ import annotations
 
+import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
@@ -16,28 +18,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int, Int64, UInt8, UInt64
+from jaxtyping import Bool, Int, Int64
 from mmengine.utils import to_2tuple
-from safetensors import safe_open
+from tqdm import tqdm
 
-from mapet_mm.structures import store_files as files
-from mapet_mm.structures.manifest import EXTRACT, IDENTITY_KEYS, MANIFEST, new_store_folder, read_manifest
-from mapet_mm.structures.open_parts import OpenPart, OpenParts
-from mapet_mm.structures.store_files import (
-    GRIDS,
-    PART_ROWS,
+from mapet_mm.structures.names import StoredNames, names_file
+from mapet_mm.structures.parts import (
+    HOW_TO_RESTORE,
     PENDING,
     SKIPPED,
     WRITTEN,
+    Parts,
+    TensorFile,
     TokenStoreError,
-    part_file,
+    damage_error,
+    name_hash,
 )
-from mapet_mm.structures.stored_names import StoredNames, name_hash, name_hashes
-from mapet_mm.structures.tensor_file import TensorFile
-from mapet_mm.utils.identity import explain, require_same_files
+from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
+from mapet_mm.utils.identity import explain, file_digests, require_same_files
 from mapet_mm.utils.shared_work import shared_lock
 
+PART_ROWS = 1024
+STORE_FORMAT = {"format": "mapet_mm.token_store", "version": 4}
+# Entries by which two stores fit together.
+IDENTITY_KEYS = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
+MANIFEST = "manifest.json"
 LOCK = ".lock"
+EXTRACT = "run `mapet-mm extract-tokens` with the tokenizer's config"
 
 
 class MissingTokensError(TokenStoreError, KeyError):
@@ -59,6 +66,7 @@ class TokenStore:
         data_root: folder that the names are relative to, as given when the store was made.
         preprocessing: how images were prepared (`pipeline`, `data_preprocessor`), if recorded.
         names: the image names by row, in a sequence that reads them from disk when accessed.
+        parts: the grids, in files of 1,024 rows.
 
     Examples:
         >>> from mapet_mm.tokenizers import TokenStore, extend_store
@@ -85,7 +93,7 @@ class TokenStore:
         self.preprocessing = self.manifest["preprocessing"]
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         self.names = StoredNames(self.manifest["rows"], self._open_names)
-        self._open_parts = OpenParts(self._open_part, GRIDS, self.require_unreplaced)
+        self.parts = Grids(self)
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> TokenStore:
@@ -129,11 +137,6 @@ class TokenStore:
             pass
         return cls(path)
 
-    @property
-    def parts(self) -> int:
-        """Number of parts; the rows of part p begin at `p * PART_ROWS`."""
-        return -(-len(self) // PART_ROWS)
-
     def __len__(self) -> int:
         return self.manifest["rows"]
 
@@ -142,7 +145,7 @@ class TokenStore:
 
     def row(self, name: str) -> int | None:
         """Row of an image name, or None if the store does not have it."""
-        return self.names.find(name)
+        return self.names.find(name_hash(name))
 
     def rows(self, names: Iterable[str]) -> Int64[np.ndarray, " names"]:
         """Rows of many image names, -1 where the store does not have one; far faster than `row` for each."""
@@ -196,76 +199,57 @@ class TokenStore:
             MissingTokensError: there are no tokens of this name (yet), or the image was skipped.
             TokenStoreError: the store was replaced, or its file is damaged.
         """
-        row = self.row(name)
+        key = name_hash(name)
+        row = self.names.find(key)
         if row is None:
             raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {EXTRACT} on it")
+        slot = row % PART_ROWS
+        file, state = self.parts.find(row)
+        if state != PENDING and file.read_bytes("names", slot, slot + 1) != key:
+            raise damage_error(file.path, f"row {row} has the tokens of another image than `{name}`")
+        if state != WRITTEN:
+            raise self._missing_tokens(name, file, state)
         grid = np.empty(self.grid, self.dtype)
-        part, slot = self._open_parts.find(row)
-        self._require_tokens(part, slot, row, name)
-        part.read(slot, grid)
+        file.read_row(self.parts.kind, slot, grid)
         return grid
 
-    def _require_tokens(self, part: OpenPart | None, slot: int, row: int, name: str) -> None:
-        """Raise an error if a part does not have an image's tokens in its slot."""
+    def _missing_tokens(self, name: str, file: TensorFile | None, state: int) -> MissingTokensError:
+        """The error of an image that is pending or was skipped."""
         no_tokens = f"token store `{self.path}` has no tokens for image `{name}`"
-        state = PENDING if part is None else part.state(slot)
-        if state == PENDING:
-            raise MissingTokensError(f"{no_tokens} yet: {EXTRACT}")
-        if part.name_hash(slot) != name_hash(name):
-            path = self._part_file(row // PART_ROWS)
-            raise files.damage_error(path, f"row {row} has the tokens of another image than `{name}`")
         if state == SKIPPED:
-            reason = self.skipped_in(row // PART_ROWS)[name]
-            raise MissingTokensError(f"{no_tokens} that it skipped ({reason}, --retry-skipped): {EXTRACT}")
+            reason = file.about()["skipped"][name]
+            return MissingTokensError(f"{no_tokens} that it skipped ({reason}, --retry-skipped): {EXTRACT}")
+        return MissingTokensError(f"{no_tokens} yet: {EXTRACT}")
 
     def grids(self, rows: Sequence[int] | np.ndarray) -> Int[np.ndarray, "rows height width"]:
         """Token grids of many rows, whose names are not looked at; errors are those of `store[name]`."""
         grids = np.empty((len(rows), *self.grid), self.dtype)
         for row, grid in zip(rows, grids, strict=True):
-            if not self._open_parts.read(int(row), grid):
+            if not self.parts.read_row(int(row), grid):
                 self[self.names[int(row)]]  # says why there are none
         return grids
 
     @property
     def skipped(self) -> dict[str, str]:
         """Images that could not be decoded and have no tokens, by name, with the reason."""
-        skipped: dict[str, str] = {}
-        for part in range(self.parts):
-            skipped.update(self.skipped_in(part))
-        return skipped
-
-    def skipped_in(self, part: int) -> dict[str, str]:
-        """Images of a part that were skipped, by name, with the reason."""
-        with self._open_file(self._part_file(part)) as file:
-            return {} if file is None else files.skipped_of(file)
-
-    def states(self, part: int) -> UInt8[np.ndarray, " rows"]:
-        """The state of each row of a part: PENDING, WRITTEN or SKIPPED."""
-        num_rows = min(PART_ROWS, len(self) - part * PART_ROWS)
-        with self._open_file(self._part_file(part)) as file:
-            if file is None:
-                return np.full(num_rows, PENDING, np.uint8)
-            return file.get_tensor("states")[:num_rows]
+        return self.parts.skipped
 
     def written(self) -> Bool[np.ndarray, " rows"]:
         """For every row, True if its tokens are stored."""
-        return self._all_states() == WRITTEN
+        return self.parts.all_states() == WRITTEN
 
     def missing(self) -> Int64[np.ndarray, " rows"]:
         """Rows (int64, ascending) whose tokens are not written yet; images that were skipped do not count."""
-        return np.flatnonzero(self._all_states() == PENDING)
-
-    def _all_states(self) -> UInt8[np.ndarray, " rows"]:
-        return np.concatenate([self.states(part) for part in range(self.parts)])
+        return np.flatnonzero(self.parts.all_states() == PENDING)
 
     def chunks(self) -> Iterator[tuple[Int64[np.ndarray, " rows"], Int[np.ndarray, "rows height width"]]]:
         """Rows whose tokens are stored, ascending, with their grids, part by part."""
-        for part in range(self.parts):
-            first_row = part * PART_ROWS
-            content = self._read(part)
-            slots = np.flatnonzero(content.states[: len(self) - first_row] == WRITTEN)
+        for part in range(len(self.parts)):
+            rows = np.array(self.parts.part_range(part))
+            content = self.parts.read_part(part)
+            slots = np.flatnonzero(content.states[: len(rows)] == WRITTEN)
             if slots.size:
-                yield first_row + slots, content.values[slots]
+                yield rows[slots], content.values[slots]
 
     def write(
         self,
@@ -291,20 +275,17 @@ class TokenStore:
         skipped = dict(skipped or {})
         all_rows = np.append(rows, np.fromiter(skipped, dtype=np.int64))
         self._check_write(rows, grids, all_rows)
-        self.require_unreplaced()
         for part in np.unique(all_rows // PART_ROWS).tolist():
             in_part = rows // PART_ROWS == part
+            slots = (rows[in_part] % PART_ROWS).tolist()
             reasons = {row % PART_ROWS: why for row, why in skipped.items() if row // PART_ROWS == part}
-            with self.lock():
-                self._update(part, rows[in_part] % PART_ROWS, grids[in_part], reasons)
+            self.parts.update(part, slots, grids[in_part], reasons)
 
     def _check_write(self, rows: np.ndarray, grids: np.ndarray, all_rows: np.ndarray) -> None:
         problem = None
         if grids.shape != (*rows.shape, *self.grid) or not np.issubdtype(grids.dtype, np.integer):
             shape = (rows.size, *self.grid)
             problem = f"takes integer ids of shape {shape}, got {grids.dtype} of {grids.shape}"
-        elif grids.size and not (grids.min() >= 0 and grids.max() < self.vocab_size):
-            problem = f"takes ids from 0 to {self.vocab_size - 1}, got {grids.min()} to {grids.max()}"
         elif all_rows.size and not (all_rows.min() >= 0 and all_rows.max() < len(self)):
             problem = f"has rows 0 to {len(self) - 1}, got {all_rows.min()} to {all_rows.max()}"
         if problem:
@@ -319,72 +300,130 @@ class TokenStore:
         names = self.path / self.manifest["names"]
         if sha256(names.read_bytes()).hexdigest() != self.manifest["names_sha256"]:
             raise TokenStoreError(
-                f"token store file `{names}` has changed since it was written: {files.HOW_TO_RESTORE}"
+                f"token store file `{names}` has changed since it was written: {HOW_TO_RESTORE}"
             )
-        hashes = self.names.hashes()
-        for part in range(self.parts):
-            self._read(part, hashes[part * PART_ROWS : (part + 1) * PART_ROWS])
-
-    def _update(self, part: int, slots: np.ndarray, grids: np.ndarray, reasons: Mapping[int, str]) -> None:
-        """Replace a part by itself with some rows written and others skipped."""
-        content = self._read(part)
-        names = self.names[part * PART_ROWS : (part + 1) * PART_ROWS]
-        content.names[: len(names)] = name_hashes(names)
-        content.values[slots] = grids
-        content.states[slots] = WRITTEN
-        content.states[list(reasons)] = SKIPPED
-        skipped = dict(content.skipped)
-        for slot in slots.tolist():
-            skipped.pop(names[slot], None)
-        for slot, reason in reasons.items():
-            skipped[names[slot]] = reason
-        # In order, so that equal parts have equal bytes whoever wrote them.
-        content = content._replace(skipped=dict(sorted(skipped.items())))
-        files.write_part(self._part_file(part), content, GRIDS)
-        self._open_parts.forget()
-
-    def _read(self, part: int, hashes: UInt64[np.ndarray, " rows"] | None = None) -> files.Part:
-        """A whole part, checked against its digest and its images' names; an empty one if it is not there."""
-        path = self._part_file(part)
-        with self._open_file(path) as file:
-            if file is None:
-                return files.empty_part(self.grid, self.dtype)
-            content = files.read_part(file, path, GRIDS)
-        if hashes is None:
-            hashes = name_hashes(self.names[part * PART_ROWS : (part + 1) * PART_ROWS])
-        is_other = content.names[: len(hashes)] != hashes
-        has_tokens = content.states[: len(hashes)] != PENDING
-        if (is_other & has_tokens).any():
-            raise files.damage_error(path, "it has the tokens of other images")
-        return content
-
-    def _part_file(self, part: int) -> Path:
-        return part_file(self.path / "parts", part, self.id)
-
-    @contextmanager
-    def _open_file(self, path: Path) -> Iterator[safe_open | None]:
-        """A file of the store; None if it is not there yet; a replaced store is an error."""
-        if not path.exists():
-            self.require_unreplaced()
-            yield None
-        else:
-            with files.open_file(path) as file:
-                yield file
-
-    def _open_part(self, part: int) -> TensorFile | None:
-        """A part for reading single rows; None if it is not there yet; a replaced store is an error."""
-        return self.open_tensors(self._part_file(part))
-
-    def open_tensors(self, path: Path) -> TensorFile | None:
-        """A file that belongs to the store; None if it is not there yet; a replaced store is an error."""
-        try:
-            return TensorFile(path)
-        except FileNotFoundError:
-            self.require_unreplaced()
-            return None
+        self.parts.verify()
 
     def _open_names(self) -> TensorFile:
-        file = self.open_tensors(self.path / self.manifest["names"])
-        if file is None:
-            raise TokenStoreError(f"token store `{self.path}` has lost its names: {files.HOW_TO_RESTORE}")
-        return file
+        try:
+            return TensorFile(self.path / self.manifest["names"])
+        except FileNotFoundError:
+            self.require_unreplaced()
+            raise TokenStoreError(f"token store `{self.path}` has lost its names: {HOW_TO_RESTORE}") from None
+
+
+class Grids(Parts):
+    """The token grids of a store: a part has room for the images by which a store is extended."""
+
+    def __init__(self, store: TokenStore) -> None:
+        super().__init__(store.path, store.id, "grids", store.grid, store.dtype, store.names, PART_ROWS)
+        self.store = store
+
+    def lock(self) -> AbstractContextManager:
+        """The store's lock."""
+        return self.store.lock()
+
+    def require_unreplaced(self) -> None:
+        """Raise TokenStoreError if another store was made at the path."""
+        self.store.require_unreplaced()
+
+    def update(
+        self, part: int, slots: Sequence[int], values: Sequence[np.ndarray], reasons: Mapping[int, str]
+    ) -> None:
+        """As for all parts; TokenStoreError if a grid has ids that the store does not take."""
+        ids = np.asarray(values)
+        last = self.store.vocab_size - 1
+        if ids.size and not (ids.min() >= 0 and ids.max() <= last):
+            raise TokenStoreError(
+                f"token store `{self.store.path}` takes ids from 0 to {last}, got {ids.min()} to {ids.max()}"
+            )
+        super().update(part, slots, values, reasons)
+
+
+def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
+    """Append rows for further images, whose tokens are not written yet; the store changes in one step.
+
+    Readers that have the store open keep the images that they know. TokenStoreError if a name is there
+    already or given twice.
+    """
+    with TokenStore.open(path).lock():
+        store = TokenStore.open(path)  # as the last process with the lock has left it
+        write_names(store.path, store.manifest, [*store.names, *names])
+    return TokenStore.open(path)
+
+
+def move_images(path: str | os.PathLike, data_root: str | os.PathLike) -> TokenStore:
+    """Record the folder in which the images of a store lie now; the store changes in one step."""
+    with TokenStore.open(path).lock():
+        manifest = TokenStore.open(path).manifest
+        replace_json(Path(path) / MANIFEST, {**manifest, "data_root": str(data_root)})
+    return TokenStore.open(path)
+
+
+def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> TokenStore:
+    """Merge stores without common images into a new store, which appears complete or not at all.
+
+    Rows pending in them are pending in the new store.
+
+    Raises:
+        TokenStoreError: something is at `path` already, the stores do not fit together, or one is damaged.
+    """
+    for store in stores:
+        difference = explain(stores[0].identity, store.identity)
+        if difference:
+            raise TokenStoreError(
+                f"token stores `{stores[0].path}` and `{store.path}` do not fit together ({difference})"
+            )
+    names = sorted(name for store in stores for name in store.names)
+    with new_store_folder(Path(path), names, stores[0].identity) as folder:
+        merged = TokenStore(folder)
+        for store in stores:
+            merged_rows = merged.rows(store.names)
+            for rows, grids in tqdm(store.chunks(), f"merging {store.path}", len(store.parts), unit="part"):
+                merged.write(merged_rows[rows], grids)
+            skipped = store.skipped
+            skipped_rows = merged.rows(skipped).tolist()
+            no_grids = np.empty((0, *store.grid), store.dtype)
+            merged.write([], no_grids, dict(zip(skipped_rows, skipped.values(), strict=True)))
+    return TokenStore.open(path)
+
+
+def read_manifest(store: Path) -> dict[str, Any]:
+    """The manifest of a store; TokenStoreError if there is none, or one of another version."""
+    path = store / MANIFEST
+    if not path.exists():
+        how = f"is not a token store (it has no {MANIFEST})" if store.is_dir() else "does not exist"
+        raise TokenStoreError(f"token store `{store}` {how}: {EXTRACT} or correct the path")
+    manifest = json.loads(path.read_text())
+    if not STORE_FORMAT.items() <= manifest.items():
+        raise TokenStoreError(
+            f"`{store}` is not a token store of version {STORE_FORMAT['version']}: {EXTRACT} at another path"
+        )
+    return manifest
+
+
+@contextmanager
+def new_store_folder(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> Iterator[Path]:
+    """The folder of a store with names and no tokens, which appears at `path` when the block ends."""
+    try:
+        with new_folder(path) as folder:
+            (folder / "parts").mkdir()
+            manifest = {**STORE_FORMAT, "id": uuid.uuid4().hex[:12], **identity}
+            files = file_digests(identity["data_root"], names)
+            if files:
+                manifest["files"] = files
+            write_names(folder, manifest, names)
+            yield folder
+    except FileExistsError:
+        raise TokenStoreError(
+            f"`{path}` exists: choose another path or remove it; `mapet-mm extract-tokens` continues a store"
+        ) from None
+
+
+def write_names(store: Path, manifest: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Write a file of names, and the manifest that counts it."""
+    content = names_file(names)
+    digest = sha256(content).hexdigest()
+    file = f"names-{manifest['id']}-{digest[:12]}.safetensors"
+    replace_file(store / file, content)
+    replace_json(store / MANIFEST, {**manifest, "names": file, "names_sha256": digest, "rows": len(names)})

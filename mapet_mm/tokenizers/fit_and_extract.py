@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, CodebookError, TokenStore
-from mapet_mm.tokenizers.extract import Extraction, extract_tokens, open_or_create, verify_store
-from mapet_mm.tokenizers.image_groups import GroupLoader
+from mapet_mm.tokenizers.features import SampledFeatures, draw_images, sample_features
+from mapet_mm.tokenizers.fill import GroupLoader
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_skipped
-from mapet_mm.tokenizers.kmeans import KMeansOptions, cluster, require_rows
-from mapet_mm.tokenizers.sampling import FeatureBlocks, draw_images, sample_features
+from mapet_mm.tokenizers.kmeans import KMeansOptions, RowsOfImages, cluster, require_rows
+from mapet_mm.tokenizers.tokens import Extraction, extract_tokens, open_or_create, verify_store
 from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import UserError
@@ -75,18 +75,18 @@ def run_fit_codebook(
     plan = CodebookPlan.from_config(cfg)
     if path.exists() and not overwrite:
         return path, existing_codebook(path, cfg, plan)
-    tokenizer, blocks = sample(cfg, plan, features_folder(path))
+    tokenizer, features = sample(cfg, plan, features_folder(path))
     if join_processes is not None:
         join_processes()
-    sizes, skipped = blocks.summary()
-    num_images = sum(len(names) for names in blocks.names)
+    skipped = features.skipped
+    num_images = len(features.names)
     skipped_paths = {os.path.join(plan.images.data_root, name): why for name, why in skipped.items()}
     max_skipped = cfg.get("max_skipped", LARGEST_SKIPPED)
-    note = note_skipped(skipped_paths, num_images, blocks.folder / "skipped.txt", max_skipped)
-    print_log(f"clustering {sum(sizes)} rows of {tokenizer.dim} channels{note}", "current")
-    centroids, fitted = cluster(blocks, sizes, plan.options)
+    note = note_skipped(skipped_paths, num_images, features.folder / "skipped.txt", max_skipped)
+    print_log(f"sampled {num_images - len(skipped)} images{note}", "current")
+    centroids, fitted = cluster(RowsOfImages(features), plan.options)
     made_from = {**tokenizer.metadata, **plan.settings, "images": num_images - len(skipped)}
-    made_from["files"] = file_digests(plan.images.data_root, chain.from_iterable(blocks.names))
+    made_from["files"] = file_digests(plan.images.data_root, features.names)
     codebook = Codebook(centroids, {**made_from, **fitted})
     if is_main_process():
         codebook.save(path)
@@ -135,16 +135,18 @@ class CodebookPlan:
         }
 
 
-def sample(cfg: Config, plan: CodebookPlan, folder: Path) -> tuple[GridKMeans, FeatureBlocks]:
+def sample(cfg: Config, plan: CodebookPlan, folder: Path) -> tuple[GridKMeans, SampledFeatures]:
     """Build the encoder, and sample its features of the plan's images into a folder."""
-    indices = draw_images(plan.images.indices_by_name(), plan.num_images, plan.options.seed)
+    names, images = draw_images(*plan.images.distinct_names(), plan.num_images, plan.options.seed)
     # Before weights are downloaded and features computed.
-    require_rows(len(indices) * plan.positions_per_image, plan.options.k)
+    require_rows(len(names) * plan.positions_per_image, plan.options.k)
+    import_module("faiss")
     tokenizer, loader = load_tokenizer(cfg, plan.images, {"codebook": None})
-    blocks = sample_features(
+    features = sample_features(
         tokenizer,
         loader,
-        indices,
+        names,
+        images,
         folder,
         plan.preprocessing,
         plan.positions_per_image,
@@ -152,7 +154,7 @@ def sample(cfg: Config, plan: CodebookPlan, folder: Path) -> tuple[GridKMeans, F
         cfg.get("on_error", "raise"),
         cfg.get("max_skipped", LARGEST_SKIPPED),
     )
-    return tokenizer, blocks
+    return tokenizer, features
 
 
 def existing_codebook(path: Path, cfg: Config, plan: CodebookPlan) -> Codebook:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from mapet_mm.datasets.building import build_dataset
-from mapet_mm.datasets.pipelines import label_of, path_of
-from mapet_mm.structures.image_names import relative_name
+from mapet_mm.datasets.pipelines import image_paths, label_of, path_of
+from mapet_mm.structures.names import relative_name, relative_names
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, listed, reason_of
 from mapet_mm.utils.storage import is_of_storage, read_patiently, storage_message
@@ -110,7 +112,9 @@ class NamedImages(Dataset):
 
     def name(self, index: int) -> str:
         """Name of an image; UserError if it is not under the data root."""
-        path = self.path(index)
+        return self._name_of(self.path(index))
+
+    def _name_of(self, path: str) -> str:
         name = relative_name(path, self.data_root)
         if name is None:
             raise UserError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
@@ -118,20 +122,18 @@ class NamedImages(Dataset):
 
     def names(self) -> list[str]:
         """Names of all images by index; shows a progress bar if this takes long."""
-        indices = tqdm(range(len(self)), desc="reading names", unit="image", delay=2)
-        return [self.name(index) for index in indices]
+        paths = chain.from_iterable(map(image_paths, self._datasets))
+        names = relative_names(paths, self.data_root, self._name_of)
+        return list(tqdm(names, "reading names", len(self), unit="image", delay=2))
 
-    def indices_by_name(self) -> dict[str, int]:
-        """Index of the first image with each name, sorted by name."""
-        first: dict[str, int] = {}
-        for index, name in enumerate(self.names()):
-            first.setdefault(name, index)
-        return dict(sorted(first.items()))
+    def distinct_names(self) -> tuple[Shaped[np.ndarray, " names"], Int64[np.ndarray, " names"]]:
+        """The names in order, each once, and the index of the first image with each."""
+        return np.unique(np.array(self.names(), object), return_index=True)
 
     def labels(self) -> dict[str, int] | None:
         """Class index of each image by its name, or None where images have no label, or several."""
         labels: dict[str, int] = {}
-        for name, index in self.indices_by_name().items():
+        for name, index in zip(*self.distinct_names(), strict=True):
             dataset, index_within = self._locate(index)
             label = label_of(dataset.get_data_info(index_within))
             if label is None:

@@ -1,18 +1,20 @@
-"""k-means on blocks of features, in any number of processes.
+"""Codebooks by faiss's k-means, from features of any number, in any number of processes.
 
-Nearest centroids are found by a matrix product on the device, as in `Codebook.assign`. Rows and starts are
-drawn as `faiss.Kmeans` draws them for the same seed, and empty clusters are split as faiss splits them.
-faiss's own loops are not used: `faiss.Kmeans` holds all rows in memory, `faiss.contrib.clustering.kmeans`
-draws other starts. Its exact index is a tenth faster on a CPU, and gives 1 in 60,000 features another token
-(docs/performance.md).
+`faiss.contrib.clustering.kmeans` draws the start, iterates, and splits empty clusters. It takes any data set
+that counts its rows, gives some of them, and assigns all to centroids: here one whose rows are read part by
+part, multiplied on the device that is there, and added up over the processes. faiss's own index finds nearest
+centroids a tenth faster on a CPU, and gives 1 in 60,000 features another token than `Codebook.assign`, which
+makes the tokens (docs/performance.md); `faiss.Kmeans` wants all rows in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,13 +26,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mapet_mm.structures.codebook import Codebook, CodebookError, far_mean
+from mapet_mm.structures.parts import WRITTEN, Parts
 from mapet_mm.utils.precision import full_float32
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
 # product may depend on its shape, and the codebook must not depend on the number of processes.
 BLOCK_ROWS = 4096
-NEXT_START = 15486557  # from the seed of one start to that of the next, in faiss
-SPLIT = 1 / 1024  # by which the two halves of a split cluster differ from it, in faiss
+NEXT_START = 15486557  # from the seed of one start to that of the next, as `faiss.Kmeans` has it
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,10 @@ class KMeansOptions:
 
     Args:
         k: number of centroids.
-        niter: iterations of each start; fewer if an iteration changes nothing.
+        niter: iterations of each start.
         nredo: random starts; the one with the lowest inertia is kept.
         max_points_per_centroid: if there are more than k times this many rows, that many are sampled.
-        seed: for that sample, the starts and the splits.
+        seed: for that sample, the starts and the splits of empty clusters.
 
     Examples:
         >>> KMeansOptions(k=128, nredo=1)
@@ -81,44 +83,60 @@ def fit_codebook(
     rows = np.array(array, np.float32)
     if rows.ndim != 2 or not np.isfinite(rows).all():
         raise CodebookError(f"features must be a (rows, D) matrix of finite numbers, got {rows.shape}")
-    blocks = [rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS)]
-    sizes = [len(block) for block in blocks]
-    centroids, fitted = cluster(blocks, sizes, KMeansOptions(k, **options))
+    centroids, fitted = cluster(RowsInMemory(rows), KMeansOptions(k, **options))
     return Codebook(centroids, {**(metadata or {}), **fitted})
 
 
 def cluster(
-    blocks: Sequence[Float[np.ndarray, "rows dim"]], sizes: Sequence[int], options: KMeansOptions
+    rows: RowsInMemory | RowsOfImages, options: KMeansOptions
 ) -> tuple[Float32[np.ndarray, "k dim"], dict[str, Any]]:
     """Centroids of all rows, and metadata about the fit; float16 rows give the same bits in any processes.
 
     Args:
-        blocks: features, read block by block in every iteration.
-        sizes: number of rows of each block.
+        rows: what to cluster, the same in all processes.
         options: settings of k-means.
 
     Raises:
         CodebookError: fewer rows than centroids.
     """
-    require_rows(sum(sizes), options.k)
-    rows = _Rows(blocks, sizes, options)
-    total = options.nredo * options.niter
+    import faiss  # where a codebook is fitted, and nowhere else
+    from faiss.contrib.clustering import kmeans
+
+    require_rows(rows.ends[-1], options.k)
+    points = Points(rows, options)
+    say_cost(points, options)
     best = np.empty(0)
     inertias = [float("inf")]
-    with tqdm(total=total, desc="k-means", disable=not is_main_process()) as bar:
+    total = options.nredo * options.niter
+    with tqdm(total=total, desc="k-means", disable=not is_main_process()) as points.bar:
         for start in range(options.nredo):
-            centroids, curve = _run_start(rows, options, start, bar)
+            seed = (options.seed + start * NEXT_START) % 2**32
+            with redirect_stdout(io.StringIO()):  # it prints a line or two, also if not verbose
+                centroids, iterations = kmeans(
+                    options.k, points, options.niter, seed, verbose=False, return_stats=True
+                )
+            curve = [iteration["obj"] for iteration in iterations]
+            num_splits = sum(iteration["nsplit"] for iteration in iterations)
+            print_log(
+                f"k-means start {start + 1}/{options.nredo}: inertia {curve[0]:.6g} after iteration 1, "
+                f"{curve[-1]:.6g} after iteration {len(curve)}, {num_splits} empty clusters split",
+                logger="current",
+            )
             if curve[-1] < inertias[-1]:
-                best = centroids
+                best = (centroids + points.origin).astype(np.float32)
                 inertias = curve
     fitted = {
         **asdict(options),
-        "dim": best.shape[1],
-        "rows": rows.total,
-        "rows_clustered": len(rows.chosen),
+        "dim": rows.dim,
+        "rows": int(rows.ends[-1]),
+        "rows_clustered": points.count(),
         "inertia": inertias[-1],
         "inertia_per_iteration": inertias,
-        "versions": {"torch": str(torch.__version__), "numpy": np.__version__},
+        "versions": {
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+            "faiss": faiss.__version__,
+        },
     }
     return best, fitted
 
@@ -132,140 +150,161 @@ def require_rows(num_rows: int, k: int) -> None:
         )
 
 
-class _Rows:
-    """The rows to cluster; each process assigns its share of the blocks on its device.
-
-    Attributes:
-        ends: the first row of each block, and the number of all rows at the end.
-        total: number of rows.
-        chosen: the rows to cluster, in the order that the starts are drawn from.
-        in_order: the same, ascending.
-    """
-
-    def __init__(
-        self, blocks: Sequence[Float[np.ndarray, "rows dim"]], sizes: Sequence[int], options: KMeansOptions
-    ) -> None:
-        self.blocks = blocks
-        self.options = options
-        self.device = torch.device(get_device())
-        self.ends = list(accumulate(sizes, initial=0))
-        self.total = self.ends[-1]
-        limit = options.k * options.max_points_per_centroid
-        if self.total <= limit:  # then faiss does not draw
-            self.chosen = np.arange(self.total)
-        else:
-            self.chosen = draw_as_faiss(self.total, limit, options.seed)
-        self.in_order = np.sort(self.chosen)
-
-    def first_centroids(self, start: int) -> Float32[np.ndarray, "k dim"]:
-        """The rows that a start begins with."""
-        seed = self.options.seed + 1 + start * NEXT_START
-        rows = self.chosen[draw_as_faiss(len(self.chosen), self.options.k, seed)]
-        centroids: list[Any] = [None] * len(rows)
-        for block_index, first in enumerate(self.ends[:-1]):
-            drawn = np.flatnonzero((rows >= first) & (rows < self.ends[block_index + 1]))
-            if drawn.size:
-                block = self.blocks[block_index]
-                for centroid in drawn.tolist():
-                    centroids[centroid] = block[rows[centroid] - first].astype(np.float32)
-        return np.stack(centroids)
-
-    def assign(
-        self, centroids: Float32[np.ndarray, "k dim"]
-    ) -> tuple[Float64[np.ndarray, "k dim"], Int64[np.ndarray, " k"], float]:
-        """Sum and number of the rows nearest to each centroid, and the sum of all squared distances.
-
-        float16 features are multiples of 2^-24, so sums in float64 are exact in any order while a channel's
-        sum stays below 2^29.
-        """
-        codebook = Codebook(centroids)
-        sums = torch.zeros(centroids.shape, dtype=torch.float64, device=self.device)
-        counts = torch.zeros(codebook.k, dtype=torch.int64, device=self.device)
-        inertias = torch.zeros(len(self.blocks), dtype=torch.float64, device=self.device)
-        for block_index in range(get_rank(), len(self.blocks), get_world_size()):
-            features = self._chosen_of(block_index)
-            for first in range(0, len(features), BLOCK_ROWS):
-                rows = torch.from_numpy(features[first : first + BLOCK_ROWS]).to(self.device).float()
-                with full_float32(self.device):
-                    distances, ids = codebook.nearest(rows)
-                # The fastest exact way to sum rows on a CPU (measured).
-                sums.index_add_(0, ids, rows.double())
-                counts += torch.bincount(ids, minlength=codebook.k)
-                inertias[block_index] += distances.sum()
-        # Each process has added its own blocks.
-        for total in (sums, counts, inertias):
-            all_reduce(total)
-        return sums.cpu().numpy(), counts.cpu().numpy(), float(inertias.sum())
-
-    def _chosen_of(self, block_index: int) -> Float[np.ndarray, "rows dim"]:
-        """The rows of a block that are clustered."""
-        first_row = self.ends[block_index]
-        first, last = np.searchsorted(self.in_order, [first_row, self.ends[block_index + 1]])
-        return self.blocks[block_index][self.in_order[first:last] - first_row]
-
-
-def _run_start(
-    rows: _Rows, options: KMeansOptions, start: int, bar: tqdm
-) -> tuple[Float32[np.ndarray, "k dim"], list[float]]:
-    """Centroids, and the inertia of each iteration, from one random start; it ends where nothing changes."""
-    centroids = rows.first_centroids(start)
-    inertias: list[float] = []
-    num_splits = 0
-    for iteration in range(options.niter):
-        sums, counts, inertia = rows.assign(centroids)
-        centroids = (sums / counts.clip(min=1)[:, None]).astype(np.float32)
-        num_empty = np.count_nonzero(counts == 0)
-        if num_empty:
-            random = np.random.RandomState([options.seed % 2**32, start, iteration])
-            split_largest(centroids, counts, random)
-        num_splits += num_empty
-        bar.update()
-        unchanged = inertias[-1:] == [inertia] and not num_empty
-        inertias.append(inertia)
-        if unchanged:
-            bar.update(options.niter - len(inertias))
-            break
+def say_cost(points: Points, options: KMeansOptions) -> None:
+    """Say what the clustering costs, by the time that a first block takes."""
+    if not is_main_process():
+        return
+    codebook = Codebook(points.get_subset(np.arange(options.k)) + points.origin)
+    for _ in range(2):  # once to warm up
+        sums = points.no_sums(codebook)
+        began = time.perf_counter()
+        points.add_block(codebook, 0, sums)
+        num_rows = sums.counts.sum().item()
+        seconds = time.perf_counter() - began
+    seconds *= points.count() / max(num_rows, 1) / get_world_size() * options.nredo * options.niter
+    duration = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
     print_log(
-        f"k-means start {start + 1}/{options.nredo}: inertia {inertias[0]:.6g} after iteration 1, "
-        f"{inertias[-1]:.6g} after iteration {len(inertias)}, {num_splits} empty clusters split",
+        f"clustering {points.count():,} rows of {points.dim()} channels to {options.k} centroids: "
+        f"{options.nredo} starts of {options.niter} iterations, about {duration}",
         logger="current",
     )
-    return centroids, inertias
 
 
-def split_largest(
-    centroids: Float32[np.ndarray, "k dim"], counts: Int64[np.ndarray, " k"], random: np.random.RandomState
-) -> None:
-    """Give each empty cluster half of another, in place: a large one more probably, as in faiss.
+class RowsInMemory:
+    """An array of features, in blocks.
 
-    The two halves lie on both sides of the old centroid, which faiss multiplies by a factor. Features far
-    from the origin would leap by that, so their distance from the mean is multiplied.
+    Attributes:
+        dim: channels of a row.
+        ends: the first row of each block, and the number of all rows at the end.
     """
-    factor = np.ones(centroids.shape[1], np.float32)
-    factor[::2] += SPLIT
-    factor[1::2] -= SPLIT
-    mean = far_mean(torch.from_numpy(centroids[counts > 0]))
-    origin = np.float32(0) if mean is None else mean.numpy()
-    empty = np.flatnonzero(counts == 0)
-    while empty.size:
-        weights = np.maximum(counts - 1, 0)
-        num_split = min(np.count_nonzero(weights), empty.size)
-        sources = random.choice(len(counts), size=num_split, p=weights / weights.sum())
-        for target, source in zip(empty[:num_split], sources, strict=True):
-            distance = centroids[source] - origin
-            centroids[target] = origin + distance * factor
-            centroids[source] = origin + distance / factor
-            counts[target] = counts[source] // 2
-            counts[source] -= counts[target]
-        empty = empty[num_split:]  # if more than half of all clusters were empty
+
+    def __init__(self, array: Float[np.ndarray, "rows dim"]) -> None:
+        self.array = array
+        self.dim = array.shape[1]
+        self.ends = np.append(np.arange(0, len(array), BLOCK_ROWS), len(array))
+
+    def block(self, index: int) -> Float[np.ndarray, "rows dim"]:
+        """The rows of a block."""
+        return self.array[self.ends[index] : self.ends[index + 1]]
+
+    def take(self, indices: Int64[np.ndarray, " rows"]) -> Float[np.ndarray, "rows dim"]:
+        """Some rows, in this order."""
+        return self.array[indices]
 
 
-def draw_as_faiss(count: int, num_drawn: int, seed: int) -> Int64[np.ndarray, " num_drawn"]:
-    """The first of faiss's random permutation from a seed: each index swaps with a later one, or itself."""
-    random = np.random.RandomState(seed % 2**32).randint(2**32, size=num_drawn, dtype=np.uint32)
-    indices = np.arange(num_drawn)
-    partners = indices + random % (count - indices)
-    order = list(range(count))
-    for index, partner in enumerate(partners.tolist()):
-        order[index], order[partner] = order[partner], order[index]
-    return np.array(order[:num_drawn], dtype=np.int64)
+class RowsOfImages:
+    """Sampled features on disk: some rows of each image that has any; a part is a block."""
+
+    def __init__(self, features: Parts) -> None:
+        self.features = features
+        self.per_image, self.dim = features.shape
+        self.images = np.flatnonzero(features.all_states() == WRITTEN)
+        first_images = np.arange(len(features) + 1) * features.part_rows
+        self.ends = np.searchsorted(self.images, first_images) * self.per_image
+
+    def block(self, index: int) -> Float[np.ndarray, "rows dim"]:
+        """The rows of a part."""
+        file = self.features.open(index)
+        is_written = file.rows("states") == WRITTEN
+        return file.rows(self.features.kind)[is_written].reshape(-1, self.dim)
+
+    def take(self, indices: Int64[np.ndarray, " rows"]) -> Float[np.ndarray, "rows dim"]:
+        """Some rows, in this order, of which nothing else is read."""
+        rows = np.empty((len(indices), self.dim), self.features.dtype)
+        images, positions = np.divmod(indices, self.per_image)
+        for row, image, position in zip(rows, self.images[images].tolist(), positions.tolist(), strict=True):
+            self.features.read_row(image, row, position * row.nbytes)
+        return rows
+
+
+class Sums(NamedTuple):
+    """Of rows, by their nearest centroid; and of their squared distances from it, by block."""
+
+    by_centroid: Float64[Tensor, "k dim"]
+    counts: Int64[Tensor, " k"]
+    inertias: Float64[Tensor, " blocks"]
+
+
+class Points:
+    """The rows to cluster, as `faiss.contrib.clustering.kmeans` takes them.
+
+    Each process reads and assigns its share of the blocks. What it gives faiss is the same in all of them.
+
+    Args:
+        rows: all rows.
+        options: if there are more than `k * max_points_per_centroid`, so many are drawn by the seed.
+
+    Attributes:
+        origin: what faiss's centroids are relative to: 0, or the mean of rows that are far from 0. faiss
+            splits a cluster by a factor of its centroid, by which such centroids would leap.
+        bar: counts the iterations.
+    """
+
+    origin: float | Float64[np.ndarray, " dim"]
+    bar: tqdm
+
+    def __init__(self, rows: RowsInMemory | RowsOfImages, options: KMeansOptions) -> None:
+        self.rows = rows
+        self.device = torch.device(get_device())
+        total = int(rows.ends[-1])
+        limit = options.k * options.max_points_per_centroid
+        self.is_chosen = np.ones(total, bool)
+        if total > limit:
+            random = np.random.default_rng(options.seed % 2**32)
+            self.is_chosen[random.choice(total, total - limit, replace=False, shuffle=False)] = False
+
+    def count(self) -> int:
+        """Number of rows."""
+        return int(np.count_nonzero(self.is_chosen))
+
+    def dim(self) -> int:
+        """Channels of a row."""
+        return self.rows.dim
+
+    def get_subset(self, indices: Int64[np.ndarray, " rows"]) -> Float[np.ndarray, "rows dim"]:
+        """Rows that a start begins with, less the origin, which they decide."""
+        rows = self.rows.take(np.flatnonzero(self.is_chosen)[indices]).astype(np.float32)
+        mean = far_mean(torch.from_numpy(rows))
+        self.origin = 0.0 if mean is None else mean.double().numpy()
+        return rows - self.origin
+
+    def assign_to(
+        self, centroids: Float[np.ndarray, "k dim"], weights: None = None
+    ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, " blocks"], Float64[np.ndarray, "k dim"]]:
+        """Assign all rows: their centroids in ascending order, their distances' sums, and sums by centroid.
+
+        faiss counts the rows of each centroid and adds the distances up, so it needs neither row by row.
+        float16 features are multiples of 2^-24, so sums in float64 are exact in any order while a channel's
+        sum stays below 2^29. faiss divides them in float64; they are rounded to float32 here, before use.
+        """
+        codebook = Codebook(centroids + self.origin)
+        sums = self.no_sums(codebook)
+        for block in range(get_rank(), len(self.rows.ends) - 1, get_world_size()):
+            self.add_block(codebook, block, sums)
+        # Each process has added its own blocks.
+        for total in sums:
+            all_reduce(total)
+        by_centroid, counts, inertias = (total.cpu().numpy() for total in sums)
+        self.bar.update()
+        assigned = np.repeat(np.arange(codebook.k), counts)
+        return assigned, inertias, by_centroid - counts[:, None] * self.origin
+
+    def no_sums(self, codebook: Codebook) -> Sums:
+        """Sums of no rows."""
+        by_centroid = torch.zeros(codebook.k, codebook.dim, dtype=torch.float64, device=self.device)
+        counts = torch.zeros(codebook.k, dtype=torch.int64, device=self.device)
+        inertias = torch.zeros(len(self.rows.ends) - 1, dtype=torch.float64, device=self.device)
+        return Sums(by_centroid, counts, inertias)
+
+    def add_block(self, codebook: Codebook, block: int, sums: Sums) -> None:
+        """Add the rows of a block, in place."""
+        start, end = self.rows.ends[block : block + 2]
+        features = self.rows.block(block)[self.is_chosen[start:end]]
+        for first in range(0, len(features), BLOCK_ROWS):
+            rows = torch.from_numpy(features[first : first + BLOCK_ROWS]).to(self.device).float()
+            with full_float32(self.device):
+                distances, ids = codebook.nearest(rows)
+            # The fastest exact way to sum rows on a CPU (measured).
+            sums.by_centroid.index_add_(0, ids, rows.double())
+            sums.counts.add_(torch.bincount(ids, minlength=codebook.k))
+            sums.inertias[block] += distances.sum()

@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 
 from mapet_mm.datasets.samplers import seeded_loader
 from mapet_mm.models.data_preprocessors.color_jitter import BatchColorJitter
-from mapet_mm.tokenizers.store_images import SquareLoader, store_images
+from mapet_mm.tokenizers.squares import SquareLoader, store_images
 
 STORED = [path for path in RECIPES if "-stored_" in path.stem]
 TINY = next(path for path in STORED if "tiny" in path.stem)

@@ -34,10 +34,10 @@ import mapet_mm
 from mapet_mm.datasets import StoredImages, whole_batch
 from mapet_mm.datasets.samplers import SeededDataset, SeededIndex
 from mapet_mm.models.data_preprocessors.data_preprocessor import TokenGridDataPreprocessor
-from mapet_mm.structures import TokenStore, TokenStoreError, extend_store, open_parts
+from mapet_mm.structures import TokenStore, TokenStoreError, extend_store, parts
 from mapet_mm.structures.squares import Squares
-from mapet_mm.structures.store_files import PART_ROWS
-from mapet_mm.tokenizers.store_images import SquareLoader, store_images
+from mapet_mm.structures.token_store import PART_ROWS
+from mapet_mm.tokenizers.squares import SquareLoader, store_images
 from mapet_mm.utils import storage
 from mapet_mm.utils.errors import UserError
 
@@ -283,15 +283,14 @@ def test_a_store_that_was_repaired_since_is_refused_before_a_training(tmp_path):
 
 
 @pytest.mark.parametrize("remake", [lambda path: None, lambda path: make_store(path, [*TRAIN, *VAL])])
-def test_a_store_that_is_replaced_in_mid_training_stops_it(folder, remake, monkeypatch):
-    monkeypatch.setattr(open_parts, "RECHECK_SECONDS", 0.0)
-    dataset = DATASETS.build(stored(folder))
-    dataset[0]
+def test_a_store_that_is_replaced_in_mid_training_stops_it_or_gives_what_is_open(folder, remake):
+    dataset = DATASETS.build(stored(folder, pipeline=(PACK,)))
+    before = dataset[0]["inputs"]
     shutil.rmtree(folder / "tokens")
     remake(folder)
-    for reader in (dataset, pickle.loads(pickle.dumps(dataset))):
-        with pytest.raises(TokenStoreError, match="replaced while it was in use"):
-            reader[0]
+    assert torch.equal(dataset[0]["inputs"], before)
+    with pytest.raises(TokenStoreError, match="replaced while it was in use"):
+        pickle.loads(pickle.dumps(dataset))[0]
 
 
 def test_workers_read_a_dataset_that_was_used_before_the_fork_or_pickled(folder):
@@ -322,7 +321,7 @@ def test_a_row_that_another_process_writes_is_found_without_opening_anew(tmp_pat
 
 
 def test_more_parts_than_files_may_be_open_are_read_in_turn(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_parts, "most_parts", lambda: 2)
+    monkeypatch.setattr(parts, "most_parts", lambda: 2)
     count = 4 * PART_ROWS
     store = TokenStore.create(tmp_path / "a", [f"{row:05d}" for row in range(count)], (1, 1), count, "digest")
     store.write(range(count), np.arange(count).reshape(-1, 1, 1))
@@ -337,9 +336,9 @@ def test_more_parts_than_files_may_be_open_are_read_in_turn(tmp_path, monkeypatc
 
 def test_a_process_may_open_a_third_of_the_files_that_the_system_lets_it(monkeypatch):
     limits = {"now": (1024, 4096)}
-    monkeypatch.setattr(open_parts.resource, "getrlimit", lambda _: limits["now"])
-    monkeypatch.setattr(open_parts.resource, "setrlimit", lambda _, new: limits.update(now=new))
-    assert open_parts.most_parts.__wrapped__() == 1365  # ImageNet's 1,252 parts, also where 4,096 is the most
+    monkeypatch.setattr(parts.resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(parts.resource, "setrlimit", lambda _, new: limits.update(now=new))
+    assert parts.most_parts.__wrapped__() == 1365  # ImageNet's 1,252 parts, also where 4,096 is the most
     assert limits["now"] == (4096, 4096)
     limits["now"] = (1024, 1024)
-    assert open_parts.most_parts.__wrapped__() == 341
+    assert parts.most_parts.__wrapped__() == 341

@@ -17,8 +17,8 @@ from mapet_mm.datasets.alignment import check_alignment
 from mapet_mm.datasets.tar_shards import LoadImageFromTar, index_of, read_index
 from mapet_mm.registry import DATASETS
 from mapet_mm.structures import TokenStore, TokenStoreError
-from mapet_mm.structures.image_names import relative_name
-from mapet_mm.tokenizers.store_images import SquareLoader, store_images, verify_images
+from mapet_mm.structures.names import relative_name
+from mapet_mm.tokenizers.squares import SquareLoader, store_images, verify_images
 from mapet_mm.utils.errors import UserError
 
 NAMES = ["n01/a.png", "n01/b.png", "n02/c.png", "n02/d.png"]
@@ -64,6 +64,19 @@ def test_images_are_read_in_any_order_under_names_of_file_and_member(shards):
         assert np.array_equal(results["img"], expected)
         assert results["img_shape"] == (9, 7)
         assert relative_name(results["img_path"], shards) == f"{index // 2}.tar/{NAMES[index]}"
+
+
+def test_images_are_held_in_arrays_and_may_be_left_out_and_reordered(shards):
+    dataset = build(shards)
+    infos = [dataset.get_data_info(index) for index in range(4)]
+    assert dataset.data_list.places.nbytes + len(dataset.data_list.text) == 4 * (30 + len(NAMES[0]))
+    dataset.get_subset_([3, 0, 0])
+    assert [info["img_path"] for info in map(dataset.get_data_info, range(3))] == [
+        infos[index]["img_path"] for index in (3, 0, 0)
+    ]
+    dataset.get_subset_(-2)
+    assert len(dataset) == 2
+    assert dataset[0]["img_path"] == infos[0]["img_path"]
 
 
 def test_a_tar_file_is_listed_once_until_it_changes(shards, monkeypatch):

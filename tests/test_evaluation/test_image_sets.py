@@ -19,7 +19,7 @@ from stored_squares import config as squares_config
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, answers, check_labels, read_image_sets
 from mapet_mm.evaluation.pixel_labels import PixelLabels
 from mapet_mm.registry import DATASETS
-from mapet_mm.tokenizers.store_images import SquareLoader, store_images
+from mapet_mm.tokenizers.squares import SquareLoader, store_images
 
 
 @DATASETS.register_module()

@@ -18,7 +18,7 @@ from stored_squares import config, decoded, make_store
 from mapet_mm import datasets, models, tokenizers
 from mapet_mm.structures import codebook, token_store
 from mapet_mm.tokenizers import kmeans
-from mapet_mm.tokenizers.store_images import SquareLoader, store_images
+from mapet_mm.tokenizers.squares import SquareLoader, store_images
 
 
 @pytest.mark.parametrize("module", [codebook, token_store, kmeans])

@@ -17,7 +17,7 @@ from mmengine.config import Config
 
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures import Codebook, MissingTokensError, TokenStore, extend_store
-from mapet_mm.tokenizers.store_images import SquareLoader, store_images, verify_images
+from mapet_mm.tokenizers.squares import SquareLoader, store_images, verify_images
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "golden_stores.tar.xz"
 SIZE = 16

@@ -18,10 +18,9 @@ from mapet_mm.structures import (
     TokenStoreError,
     extend_store,
     merge_stores,
-    open_parts,
 )
-from mapet_mm.structures.store_files import PART_ROWS
-from mapet_mm.structures.stored_names import StoredNames
+from mapet_mm.structures.names import StoredNames
+from mapet_mm.structures.token_store import PART_ROWS
 
 DIGEST, GRID = "3fa2" * 16, (2, 3)
 FORK = multiprocessing.get_context("fork")
@@ -196,20 +195,23 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("remake", REPLACED.values(), ids=REPLACED)
-@pytest.mark.parametrize("looked", [True, False])
-def test_a_store_that_is_replaced_stops_its_readers_and_writers(tmp_path, remake, looked, monkeypatch):
+def test_a_store_that_is_replaced_stops_its_writers_and_gives_readers_what_they_have_open(tmp_path, remake):
     """An extraction that was suspended while its store was made anew, and a training's workers."""
-    monkeypatch.setattr(open_parts, "RECHECK_SECONDS", 0.0)
     names = names_of(20)
     store = fill(make(tmp_path / "a", names), range(10))
-    if looked:
-        assert holds(store, names[:10])
+    assert holds(store, names[:10])
     worker = pickle.loads(pickle.dumps(store))
     shutil.rmtree(tmp_path / "a")
     remade = remake(tmp_path / "a")
-    for use in (lambda: store[names[0]], lambda: worker[names[0]], lambda: fill(worker, [12]), store.written):
+    for use in (
+        lambda: worker[names[0]],
+        lambda: fill(worker, [12]),
+        lambda: fill(store, [12]),
+        store.written,
+    ):
         with pytest.raises(TokenStoreError, match=r"replaced while it was in use \(id"):
             use()
+    assert holds(store, names[:10])
     assert remade is None or holds(TokenStore.open(tmp_path / "a"), names)
 
 

@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 from mapet_mm.datasets.samplers import seeded_loader
 from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.structures import TokenStore
-from mapet_mm.tokenizers.store_images import SquareLoader, store_images
+from mapet_mm.tokenizers.squares import SquareLoader, store_images
 
 RECIPE = "configs/mapet/mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
 STORED_RECIPE = "configs/mapet/mapet_vit-tiny-p16_kclip-stored_16xb128-amp-coslr-300e_in1k.py"

@@ -30,10 +30,10 @@ from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.structures import TokenStore
-from mapet_mm.tokenizers.extract import extract_tokens, open_or_create
-from mapet_mm.tokenizers.image_groups import GROUP_SIZE, ImageGroup
+from mapet_mm.tokenizers.features import draw_images, sample_features
+from mapet_mm.tokenizers.fill import GROUP_SIZE, ImageGroup
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.sampling import sample_features
+from mapet_mm.tokenizers.tokens import extract_tokens, open_or_create
 
 SIZES = (100_000, 1_281_167, 5_000_000)
 LARGEST = SIZES[1]  # where files, or a matrix of features, are made
@@ -55,7 +55,7 @@ class Names(BaseDataset):
 class Free:
     """A loader and a tokenizer that cost nothing."""
 
-    group_size, waited = GROUP_SIZE, 0.0
+    group_size, precision = GROUP_SIZE, "float32"
     grid, vocab_size, digest, dim, metadata = (14, 14), 8192, "ab" * 32, 8, {}
 
     def __init__(self, images: NamedImages) -> None:
@@ -128,7 +128,7 @@ def cases(count: int, folder: Path, held: int) -> dict[str, Callable[[], object]
         "folder: read by MMPretrain's CustomDataset": read,
         "folder: set-up of `evaluate_features`, with that": evaluate,
         "codebook: choice of images and positions": lambda: sample_features(
-            free, free, images.indices_by_name(), folder / "features", {}
+            free, free, *draw_images(*images.distinct_names(), None, 0), folder / "features", {}
         ),
         "extraction": extract,
         "extraction, again": extract,

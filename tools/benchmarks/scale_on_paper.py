@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.models.target_generators.kclip import build_tower, grid_features
-from mapet_mm.structures.store_files import PART_ROWS
-from mapet_mm.structures.stored_names import HASH_STRIDE
+from mapet_mm.structures.names import HASH_STRIDE
+from mapet_mm.structures.token_store import PART_ROWS
 
 sys.path.append(str(ROOT / "tools"))
 from flops import complexity

@@ -18,8 +18,6 @@ from tqdm import trange
 from mapet_mm.datasets import StoredImages
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.squares import Squares
-from mapet_mm.structures.store_files import GRIDS, PART_ROWS, WRITTEN, empty_part, part_file, write_part
-from mapet_mm.structures.stored_names import name_hashes
 
 ROOT = "/data"
 READS = 50_000
@@ -36,14 +34,10 @@ def make(folder: Path, count: int, grid: int, size: int) -> None:
     store = TokenStore.create(folder / "tokens", names, grid, 8192, "digest", ROOT)
     squares = Squares(store, size, [dict(type="LoadImageFromFile")])
     squares.begin()
-    hashes = name_hashes(names)
-    for part in trange(store.parts, desc=f"making {count:,} images", unit="part"):
-        tokens = empty_part((grid, grid), store.dtype)
-        in_part = hashes[part * PART_ROWS : (part + 1) * PART_ROWS]
-        tokens.names[: len(in_part)] = in_part
-        tokens.states[: len(in_part)] = WRITTEN
-        write_part(part_file(store.path / "parts", part, store.id), tokens, GRIDS)
-        squares.write(part, squares.empty_part(part))
+    for part in trange(len(squares), desc=f"making {count:,} images", unit="part"):
+        slots = range(len(squares.part_range(part)))
+        for parts in (store.parts, squares):
+            parts.update(part, slots, np.zeros((len(slots), *parts.shape), parts.dtype), {})
     squares.finish()
 
 
@@ -69,9 +63,9 @@ def measure(folder: Path, size: int) -> tuple[float, ...]:
     opened = time.perf_counter() - start
     rows = np.random.default_rng(0).integers(len(dataset), size=READS)
     grid = np.empty(dataset.store.grid, dataset.store.dtype)
-    parts = dataset.store._open_parts
-    per_second(lambda row: parts.read(row, grid), rows)  # opens the parts
-    by_row = per_second(lambda row: parts.read(row, grid), rows)
+    parts = dataset.store.parts
+    per_second(lambda row: parts.read_row(row, grid), rows)  # opens the parts
+    by_row = per_second(lambda row: parts.read_row(row, grid), rows)
     few = rows[:: READS // 5000]
     by_name = per_second(lambda row: dataset.store[name_of(row)], few)
     batches = few[: len(few) // BATCH * BATCH].reshape(-1, BATCH)

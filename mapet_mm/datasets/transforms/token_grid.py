@@ -11,7 +11,7 @@ from mmengine.utils import to_2tuple
 
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures import MissingTokensError, TokenStore
-from mapet_mm.structures.image_names import relative_name
+from mapet_mm.structures.names import relative_name
 
 
 @TRANSFORMS.register_module()

@@ -21,12 +21,13 @@ from mmengine.config import Config
 from PIL import Image
 
 from mapet_mm.structures import Codebook, CodebookError, TokenStore, TokenStoreError
-from mapet_mm.structures.store_files import PART_ROWS
-from mapet_mm.tokenizers import extract
-from mapet_mm.tokenizers.extract import extract_tokens
+from mapet_mm.structures.parts import Parts
+from mapet_mm.structures.token_store import PART_ROWS
+from mapet_mm.tokenizers import tokens
+from mapet_mm.tokenizers.fill import ImageGroup
 from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook, run_verify_tokens
-from mapet_mm.tokenizers.image_groups import ImageGroup
 from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.tokens import extract_tokens
 from mapet_mm.utils.errors import UserError
 
 
@@ -44,7 +45,7 @@ def store_without_tokens(cfg: Config, like: TokenStore, names=None, grid=(2, 2))
 @pytest.fixture
 def flushed(monkeypatch) -> None:
     """Each group of images is written at once."""
-    monkeypatch.setattr(extract, "FLUSH_SECONDS", -1.0)
+    monkeypatch.setattr(tokens, "FLUSH_SECONDS", -1.0)
 
 
 @pytest.fixture
@@ -73,16 +74,16 @@ def test_every_image_of_every_split_gets_its_own_tokens(fitted, tmp_path):
 
 
 def test_an_interrupted_extraction_reads_only_what_is_left(fitted, flushed, read, monkeypatch):
-    write, writes = TokenStore.write, []
+    update, updates = Parts.update, []
 
-    def stop_at_third(self, rows, grids, skipped):
-        if len(writes) == 2:
+    def stop_at_third(self, *changes):
+        if len(updates) == 2:
             raise KeyboardInterrupt
-        writes.append(rows)
-        write(self, rows, grids, skipped)
+        updates.append(changes)
+        update(self, *changes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TokenStore, "write", stop_at_third)
+        patch.setattr(Parts, "update", stop_at_third)
         with pytest.raises(KeyboardInterrupt):
             run_extract_tokens(fitted)
     partial = TokenStore.open(fitted.token_store)
@@ -96,33 +97,43 @@ def test_an_interrupted_extraction_reads_only_what_is_left(fitted, flushed, read
     assert parts_of(whole.token_store) == parts_of(fitted.token_store)
 
 
+def test_what_killed_writers_left_long_ago_is_removed(fitted):
+    store, _ = run_extract_tokens(fitted)
+    old, new = (store.path / "parts" / f".00000.{name}.partial" for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"a part")
+    os.utime(old, (0, 0))
+    run_extract_tokens(fitted)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 def test_tokens_that_another_process_writes_meanwhile_are_not_made_again(fitted, flushed, read, monkeypatch):
     whole, _ = run_extract_tokens(Config({**fitted, "token_store": f"{fitted.token_store}_whole"}))
     read.clear()
     store = store_without_tokens(fitted, whole)
-    write = TokenStore.write
+    update = Parts.update
 
-    def with_the_other(self, rows, grids, skipped):
-        write(store, range(17), np.array([whole[name] for name in whole.names]))
-        write(self, rows, grids, skipped)
+    def with_the_other(self, *changes):
+        update(store.parts, 0, range(17), [whole[name] for name in whole.names], {})
+        update(self, *changes)
 
-    monkeypatch.setattr(TokenStore, "write", with_the_other)
+    monkeypatch.setattr(Parts, "update", with_the_other)
     run_extract_tokens(fitted)
     assert read == list(whole.names)[:4]
     assert parts_of(fitted.token_store) == parts_of(whole.path)
 
 
 def test_an_extraction_whose_store_is_replaced_stops(fitted, flushed, monkeypatch):
-    write, replaced = TokenStore.write, []
+    update, replaced = Parts.update, []
 
-    def after_the_other(self, rows, grids, skipped):
+    def after_the_other(self, *changes):
         if not replaced:
             names = list(self.names)
-            shutil.rmtree(self.path)
-            replaced.append(TokenStore.create(self.path, names, (2, 2), 6, "other"))
-        write(self, rows, grids, skipped)
+            shutil.rmtree(self.folder)
+            replaced.append(TokenStore.create(self.folder, names, (2, 2), 6, "other"))
+        update(self, *changes)
 
-    monkeypatch.setattr(TokenStore, "write", after_the_other)
+    monkeypatch.setattr(Parts, "update", after_the_other)
     with pytest.raises(TokenStoreError, match="replaced while it was in use"):
         run_extract_tokens(fitted)
     assert TokenStore.open(fitted.token_store).missing().size == 17
@@ -165,7 +176,7 @@ def test_a_store_that_another_process_makes_or_extends_meanwhile_is_taken(fitted
         few = deepcopy(fitted)
         few.dataset = few.dataset[0]
         run_extract_tokens(few)
-    owner = TokenStore if change == "create" else extract
+    owner = TokenStore if change == "create" else tokens
     original = getattr(owner, change)
 
     def refuse(*arguments, **options):
@@ -354,7 +365,7 @@ def costs(folder: Path, names: int) -> tuple[int, int]:
 
 
 def test_a_part_costs_the_same_with_few_names_and_with_imagenets(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "FLUSH_SECONDS", float("inf"))  # a loaded machine takes longer
+    monkeypatch.setattr(tokens, "FLUSH_SECONDS", float("inf"))  # a loaded machine takes longer
     few, many = (costs(tmp_path, parts * PART_ROWS) for parts in (100, 1_252))
     assert many[0] < 1.05 * few[0]
     assert many[1] < 1.2 * few[1] + 2**18

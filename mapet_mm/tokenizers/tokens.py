@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Int, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store
-from mapet_mm.structures.store_changes import move_images
-from mapet_mm.structures.store_files import PART_ROWS, PENDING, WRITTEN
-from mapet_mm.tokenizers.image_groups import GroupLoader, encode_blocks, split
+from mapet_mm.structures.token_store import move_images
+from mapet_mm.tokenizers.fill import GroupLoader, fill, split
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, UnreadableImagesError, note_skipped
 
 # A kill costs the tokens of this time at most.
@@ -141,75 +138,23 @@ def extract_tokens(
         UserError: more than `max_skipped` of the images were skipped, or the storage gives errors.
     """
     retry_skipped = retry_skipped or len(store.skipped) > max_skipped * len(store)
-
-    def pending(part: int) -> Int64[np.ndarray, " images"]:
-        states = store.states(part)
-        is_pending = states != WRITTEN if retry_skipped else states == PENDING
-        images = image_of_row[part * PART_ROWS : (part + 1) * PART_ROWS]
-        return images[is_pending & (images >= 0)]
-
-    num_written: dict[int, int] = {}
-    unreadable: dict[int, str] = {}
-    encoded = encode_blocks(
+    num_written, unreadable = fill(
+        store.parts,
+        image_of_row,
         loader,
         lambda group: tokenizer(group.inputs),
-        store.parts,
-        pending,
         "extracting tokens",
+        lambda tokens: NOT_FINITE if (tokens < 0).any() else None,
+        on_error == "skip",
+        retry_skipped,
         FLUSH_SECONDS,
     )
-    for part, tokens, reasons in encoded:
-        images = image_of_row[part * PART_ROWS : (part + 1) * PART_ROWS]
-        # Of all that there is of the part, also of what was flushed before.
-        num_written[part], failed = write_tokens(store, part, images, tokens, reasons, on_error)
-        unreadable.update(failed)
     if unreadable and on_error != "skip":
         reasons_by_path = {loader.images.path(image): reason for image, reason in unreadable.items()}
         raise UnreadableImagesError(reasons_by_path, f"the tokens of all others are in `{store.path}`")
     skipped_paths = {os.path.join(store.data_root or "", name): why for name, why in store.skipped.items()}
     note = note_skipped(skipped_paths, len(store), store.path / "skipped.txt", max_skipped)
-    return Extraction(sum(num_written.values()), store.missing().size, note)
-
-
-def write_tokens(
-    store: TokenStore,
-    part: int,
-    images: Int64[np.ndarray, " rows"],
-    tokens: Mapping[int, Tensor],
-    reasons: Mapping[int, str],
-    on_error: str,
-) -> tuple[int, dict[int, str]]:
-    """Write a part's tokens; returns the number of images written, and by image why others were not.
-
-    Args:
-        store: receives the tokens.
-        part: of the store.
-        images: index of the image of each row of the part, -1 if it is not there.
-        tokens: by image.
-        reasons: by image that could not be decoded.
-        on_error: 'skip' records images without tokens in the store.
-    """
-    first_row = part * PART_ROWS
-    row_of = {image: first_row + slot for slot, image in enumerate(images.tolist())}
-    rows = np.array([row_of[image] for image in tokens], np.int64)
-    grids = grids_of(tokens, store.grid)
-    is_finite = (grids >= 0).all(axis=(1, 2))
-    failed = dict(reasons)
-    for image, finite in zip(tokens, is_finite, strict=True):
-        if not finite:
-            failed[image] = NOT_FINITE
-    skipped = {}
-    if on_error == "skip":
-        skipped = {row_of[image]: reason for image, reason in failed.items()}
-    store.write(rows[is_finite], grids[is_finite], skipped)
-    return int(is_finite.sum()), failed
-
-
-def grids_of(tokens: Mapping[int, Tensor], grid: tuple[int, int]) -> Int[np.ndarray, "images height width"]:
-    """The images' tokens as grids; they stay on the device until here, because copying waits for it."""
-    if not tokens:
-        return np.empty((0, *grid), np.int64)
-    return torch.stack(list(tokens.values())).cpu().numpy().reshape(-1, *grid)
+    return Extraction(num_written, store.missing().size, note)
 
 
 def verify_store(tokenizer: Tokenizer, loader: GroupLoader, store: TokenStore, count: int = 256) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from few_images import SIZE, prepared
@@ -18,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, CodebookError
-from mapet_mm.tokenizers import kmeans, sampling
+from mapet_mm.structures.parts import Parts
+from mapet_mm.tokenizers import features, kmeans
+from mapet_mm.tokenizers.features import draw_images, rows_at
 from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
-from mapet_mm.tokenizers.sampling import draw_images, rows_at
 from mapet_mm.utils.errors import UserError
 
 
@@ -42,17 +44,16 @@ def test_the_codebook_depends_on_neither_workers_nor_the_images_order(fitted, tm
     assert again.digest == Codebook.load(fitted.tokenizer.codebook).digest
 
 
-def test_images_are_drawn_by_the_seed_whatever_their_order():
-    indices = {f"{number:02d}.png": number for number in range(40)}
-    drawn = draw_images(indices, 10, seed=3)
-    assert len(drawn) == 10
-    assert list(drawn) == sorted(drawn)
-    assert drawn.items() <= indices.items()
-    assert draw_images(dict(reversed(indices.items())), 10, seed=3) == drawn
-    assert draw_images(indices, 10, seed=4) != drawn
-    assert (
-        draw_images(indices, None, 3) == draw_images(indices, 40, 3) == draw_images(indices, 99, 3) == indices
-    )
+def test_images_are_drawn_by_the_seed_in_the_order_of_their_names():
+    names = np.array([f"{number:02d}.png" for number in range(40)], object)
+    indices = np.arange(40)[::-1]
+    drawn, images = draw_images(names, indices, 10, seed=3)
+    assert len(set(drawn)) == 10
+    assert drawn == sorted(drawn)
+    assert [names[39 - image] for image in images] == drawn
+    assert draw_images(names, indices, 10, seed=4)[0] != drawn
+    for num_images in (None, 40, 99):
+        assert draw_images(names, indices, num_images, 3)[0] == names.tolist()
 
 
 def test_images_give_features_at_positions_of_their_own(cfg, tmp_path):
@@ -151,25 +152,25 @@ def test_a_cpu_that_computes_in_half_precision_is_said_to_be_slow(cfg, capsys):
 
 
 def test_a_killed_fit_goes_on_with_what_is_left(cfg, read, monkeypatch):
-    """Killed while the third block of images is encoded, and before the second start of k-means."""
-    monkeypatch.setattr(sampling, "IMAGES_PER_BLOCK", 4)
+    """Killed while the third part is written, and before k-means begins."""
+    monkeypatch.setattr(features, "IMAGES_PER_PART", 4)
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        written = []
+        updates, update = [], Parts.update
         patch.setattr(
-            sampling, "replace_file", lambda *file: killed() if len(written) == 2 else written.append(file)
+            Parts,
+            "update",
+            lambda *changes: killed() if len(updates) == 2 else updates.append(update(*changes)),
         )
         with pytest.raises(KeyboardInterrupt):
             run_fit_codebook(cfg)
-    for path, content in written:
-        path.write_bytes(content)
     first = set(read)
     read.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(kmeans, "_run_start", killed)
+        patch.setattr(kmeans, "say_cost", killed)
         with pytest.raises(KeyboardInterrupt):
             run_fit_codebook(cfg)
     assert 0 < len(read) < 12
@@ -181,14 +182,14 @@ def test_a_killed_fit_goes_on_with_what_is_left(cfg, read, monkeypatch):
     assert codebook.digest == undisturbed.digest
 
 
-def test_a_block_that_another_process_writes_meanwhile_is_left_to_it(cfg, read, monkeypatch):
-    """As the last block of a slow process, which a faster one takes over."""
+def test_a_part_that_another_process_writes_meanwhile_is_left_to_it(cfg, read, monkeypatch):
+    """As the last part of a slow process, which a faster one takes over."""
     _, whole = run_fit_codebook(cfg, out=f"{cfg.tokenizer.codebook}.other")
-    (theirs,) = features_folder(Path(f"{cfg.tokenizer.codebook}.other")).rglob("features-*.safetensors")
+    (theirs,) = features_folder(Path(f"{cfg.tokenizer.codebook}.other")).rglob("parts/*.safetensors")
     encode = GridKMeans.features
 
     def with_the_other(self, images):
-        mine = features_folder(Path(cfg.tokenizer.codebook)) / theirs.parent.name / theirs.name
+        mine = features_folder(Path(cfg.tokenizer.codebook)) / theirs.relative_to(theirs.parents[2])
         mine.write_bytes(theirs.read_bytes())
         return encode(self, images)
 

@@ -1,39 +1,69 @@
-"""The image names of a store by row, in a file of their own that is never read as a whole."""
+"""Names of images: paths relative to a folder, and the file of a store's names, never read as a whole."""
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_left
+import os
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int64
 from safetensors.numpy import save
 
-from mapet_mm.structures.store_files import TokenStoreError
-from mapet_mm.structures.tensor_file import TensorFile
+from mapet_mm.structures.parts import TensorFile, TokenStoreError, encode_name, name_hashes
 
 # Every so many hashes one stays in memory: 160 KB for 1.3 M names.
 HASH_STRIDE = 64
+HASH_BYTES = 8
 # Names read at once by a loop over all of them.
 NAMES_AT_ONCE = 2**16
 
 
-def name_hash(name: str) -> int:
-    """A 64-bit hash of a name; of 1.3 M names two are alike once in 20 million stores."""
-    return int.from_bytes(hashlib.blake2b(encode_name(name), digest_size=8).digest(), "little")
+def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str | None:
+    """Path of an image relative to a folder, '/'-separated, or None if it is not under it.
+
+    Symbolic links below the folder are not resolved: their own names count. Where the paths alone do not lead
+    from one to the other, or go up (`link/..` is not the folder of the link), both are resolved.
+    """
+    path = os.fspath(img_path)
+    name = os.path.relpath(path, root)
+    if _leaves(name) or os.pardir in path.split(os.sep):
+        name = os.path.relpath(os.path.realpath(path), os.path.realpath(root))
+    return None if _leaves(name) else name.replace(os.sep, "/")
 
 
-def name_hashes(names: Iterable[str]) -> UInt64[np.ndarray, " names"]:
-    """`name_hash` of each name."""
-    return np.fromiter(map(name_hash, names), "<u8")
+def _leaves(name: str) -> bool:
+    """True if a relative path is the folder itself or leads out of it."""
+    return name.split(os.sep)[0] in (os.curdir, os.pardir)
 
 
-def encode_name(name: str) -> bytes:
-    """Encode a name as UTF-8; bytes that are not valid UTF-8 survive the round trip."""
-    return name.encode("utf-8", "surrogateescape")
+def relative_names(
+    paths: Iterable[str], root: str | os.PathLike | None, name_of: Callable[[str], str]
+) -> Iterator[str]:
+    """Names of many images below a folder; a million in half a second where the paths are plain.
+
+    Args:
+        paths: of the images.
+        root: the folder.
+        name_of: gives the name of any other path, or raises an error.
+    """
+    prefix = os.path.join(root or "", "")
+    for path in paths:
+        name = path[len(prefix) :]
+        is_plain = prefix and path.startswith(prefix) and "/." not in f"/{name}" and "//" not in f"/{name}"
+        yield name if is_plain else name_of(path)
+
+
+def read_lines(file: str | os.PathLike) -> list[str]:
+    """The lines of a list of images, without empty ones.
+
+    A name may hold U+2028 and other characters at which `str.splitlines` would end a line.
+    """
+    return [line for line in Path(file).read_text().split("\n") if line]
 
 
 def names_file(names: Sequence[str]) -> bytes:
@@ -81,8 +111,8 @@ class StoredNames(Sequence):
         return self._open_file()
 
     @cached_property
-    def _every_stride(self) -> UInt64[np.ndarray, " strides"]:
-        return self._file.rows("steps")
+    def _every_stride(self) -> array:
+        return array("Q", self._file.rows("steps").tobytes())
 
     def __len__(self) -> int:
         return self._count
@@ -101,19 +131,21 @@ class StoredNames(Sequence):
         for start in range(0, self._count, NAMES_AT_ONCE):
             yield from self[start : start + NAMES_AT_ONCE]
 
-    def find(self, name: str) -> int | None:
-        """Row of a name, or None if it is not among them."""
-        key = np.uint64(name_hash(name))
+    def find(self, key: bytes) -> int | None:
+        """Row of the name with a `name_hash`, or None if it is not among them."""
         # The stretch of hashes that the name's would be in: only this is read.
-        stretch = int(self._every_stride.searchsorted(key, "right")) - 1
+        stretch = bisect_right(self._every_stride, int.from_bytes(key, "little")) - 1
         if stretch < 0:
             return None
         first = stretch * HASH_STRIDE
-        near = self._file.rows("hashes", first, first + HASH_STRIDE)
-        index = int(near.searchsorted(key))
-        if index == len(near) or near[index] != key:
+        near = self._file.read_bytes("hashes", first, first + HASH_STRIDE)
+        place = near.find(key)
+        while place % HASH_BYTES and place > 0:  # across two hashes
+            place = near.find(key, place + 1)
+        if place < 0:
             return None
-        return int(self._file.rows("rows", first + index, first + index + 1)[0])
+        index = first + place // HASH_BYTES
+        return int.from_bytes(self._file.read_bytes("rows", index, index + 1), "little")
 
     def find_all(self, names: Iterable[str]) -> Int64[np.ndarray, " names"]:
         """Rows of many names, -1 where a name is not among them."""
@@ -122,12 +154,6 @@ class StoredNames(Sequence):
         rows = self._file.rows("rows").astype(np.int64)
         positions = np.searchsorted(hashes, keys).clip(max=self._count - 1)
         return np.where(hashes[positions] == keys, rows[positions], -1)
-
-    def hashes(self) -> UInt64[np.ndarray, " names"]:
-        """The hash of each name by row."""
-        by_row = np.empty(self._count, np.uint64)
-        by_row[self._file.rows("rows")] = self._file.rows("hashes")
-        return by_row
 
     def ascending_stretches(self) -> list[int]:
         """The first row of each stretch of names in ascending order: one, and one more per extension."""

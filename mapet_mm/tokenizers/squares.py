@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -15,19 +15,16 @@ from jaxtyping import UInt8
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import init_default_scope
-from tqdm import tqdm
 
 from mapet_mm.structures import TokenStore, TokenStoreError
+from mapet_mm.structures.parts import WRITTEN
 from mapet_mm.structures.squares import CHANNELS, Squares
-from mapet_mm.structures.store_files import WRITTEN, Part
+from mapet_mm.tokenizers.fill import GROUP_SIZE, ImageGroup, fill
 from mapet_mm.tokenizers.fit_and_extract import as_json
 from mapet_mm.tokenizers.images import ImageReader, UndecodableError
-from mapet_mm.utils.atomic_files import remove_stale
 from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.disk import require_room
-from mapet_mm.utils.dist import process_number
 from mapet_mm.utils.errors import UserError, listed
-from mapet_mm.utils.shared_work import my_blocks
 
 # The square is what comes before the first of these in a pipeline.
 ENDS = ("ColorJitter", "LoadTokenGrid", "PackInputs")
@@ -42,12 +39,14 @@ class SquareLoader:
         pipeline: configs of the steps that make a square.
         data_root: folder of the names in the store.
         steps: the steps themselves.
+        group_size: squares that are made between two looks at what other processes have written.
     """
 
     store: TokenStore
     pipeline: list[dict[str, Any]]
     data_root: str
     steps: Compose
+    group_size: int = GROUP_SIZE
 
     @classmethod
     def from_config(cls, cfg: Config) -> SquareLoader:
@@ -84,7 +83,18 @@ class SquareLoader:
         """Path of an image."""
         return os.path.join(self.data_root, self.store.names[row])
 
-    def load(self, row: int) -> UInt8[np.ndarray, "height width 3"]:
+    def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
+        """Squares of images in groups: pairs of a part's index and rows of the store."""
+        for part, rows in groups:
+            squares, reasons = {}, {}
+            for row in map(int, rows):
+                try:
+                    squares[row] = self.square(row)
+                except UndecodableError as error:
+                    reasons[row] = str(error)
+            yield ImageGroup(part, list(squares), list(squares.values()), reasons)
+
+    def square(self, row: int) -> UInt8[np.ndarray, "height width 3"]:
         """The square of an image; UndecodableError if its file cannot be decoded."""
         image = self.steps({"img_path": self.path(row)})["img"]
         if image.ndim != 3 or image.dtype != np.uint8 or image.shape[0] != image.shape[1]:
@@ -109,7 +119,7 @@ class SquareLoader:
     def size(self) -> int:
         """Side of a square in pixels, of the first image; UserError if the steps draw random numbers."""
         before = random_states()
-        image = self.load(self.first())
+        image = self.square(self.first())
         if random_states() != before:
             raise UserError(
                 "the steps that make the square draw random numbers, so it would not be the same in every "
@@ -134,72 +144,41 @@ def store_images(loader: SquareLoader) -> tuple[Squares, int]:
         UserError: the disk has no room for the squares, or an image cannot be decoded.
         TokenStoreError: the squares that are there are of other steps, or the store lacks tokens.
     """
-    squares = Squares(loader.store, loader.size(), loader.pipeline)
+    store = loader.store
+    squares = Squares(store, loader.size(), loader.pipeline)
     squares.begin()
-    remove_stale(squares.folder / "parts")
-    parts = [part for part in range(loader.store.parts) if not squares.is_whole(part)]
-    missing = sum(len(squares.rows_of(part)) for part in parts)
-    what = f"{len(squares.store):,} squares of {squares.size} x {squares.size} px"
+    image_of_row = np.where(store.written(), np.arange(len(store)), -1)
+    missing = int(((image_of_row >= 0) & (squares.all_states() != WRITTEN)).sum())
+    what = f"{len(store):,} squares of {squares.size} x {squares.size} px"
     remedy = "make the folder a link to another disk"
     require_room(squares.folder, missing * squares.size**2 * CHANNELS, what, remedy)
-    num_decoded = write_parts(loader, squares, missing)
-    squares.finish()
-    return squares, num_decoded
 
+    def of_one_size(group: ImageGroup) -> list[UInt8[np.ndarray, "size size 3"]]:
+        for row, square in zip(group.indices, group.inputs, strict=True):
+            require_size(square, squares.size, loader.path(row))
+        return group.inputs
 
-def write_parts(loader: SquareLoader, squares: Squares, num_missing: int) -> int:
-    """Write the parts of this process, then those that others have left; returns the number of images."""
-    rank, num_processes = process_number()
-    failed: dict[int, dict[str, str]] = {}
-    num_decoded = 0
-    with tqdm(total=num_missing, desc="storing squares", unit="image", disable=rank > 0) as bar:
-
-        def advance() -> None:
-            bar.update(min(num_processes, num_missing - bar.n))  # the others are about as fast
-
-        for part in my_blocks(loader.store.parts, lambda part: part in failed or squares.is_whole(part)):
-            content, reasons = make_part(loader, squares, part, advance)
-            num_decoded += len(content.states)
-            if reasons:
-                failed[part] = reasons
-            elif not squares.is_whole(part):  # another process may have been faster
-                squares.write(part, content)
-    reasons = {path: reason for by_path in failed.values() for path, reason in by_path.items()}
-    if reasons:
-        path = next(iter(reasons))
+    num_written, failed = fill(
+        squares, image_of_row, loader, of_one_size, "storing squares", retry_skipped=True
+    )
+    if failed:
+        paths = list(map(loader.path, failed))
         raise UserError(
-            f"{len(reasons)} images with tokens could not be decoded ({listed(list(reasons), most=3)}; the "
-            f"first: {reasons[path]}): restore them and run the same command again; all parts without them "
-            f"are in `{squares.folder}`"
+            f"{len(failed)} images with tokens could not be decoded ({listed(paths, most=3)}; the first: "
+            f"{next(iter(failed.values()))}): restore them and run the same command again; the squares of "
+            f"all others are in `{squares.folder}`"
         )
-    return num_decoded
+    squares.finish()
+    return squares, num_written
 
 
-def make_part(
-    loader: SquareLoader, squares: Squares, part: int, advance: Callable[[], None]
-) -> tuple[Part, Mapping[str, str]]:
-    """The squares of a part, and by path why images could not be decoded."""
-    content = squares.empty_part(part)
-    reasons = {}
-    for slot, row in enumerate(squares.rows_of(part)):
-        if content.states[slot] == WRITTEN:
-            try:
-                content.values[slot] = square_of_size(loader, row, squares.size)
-            except UndecodableError as error:
-                reasons[loader.path(row)] = str(error)
-        advance()
-    return content, reasons
-
-
-def square_of_size(loader: SquareLoader, row: int, size: int) -> UInt8[np.ndarray, "size size 3"]:
-    """The square of an image; UserError if it has another size than the first image's."""
-    square = loader.load(row)
+def require_size(square: UInt8[np.ndarray, "height width 3"], size: int, path: str) -> None:
+    """Raise UserError if a square has another size than the first image's."""
     if len(square) != size:
         raise UserError(
-            f"the pipeline makes {len(square)} px from `{loader.path(row)}` and {size} px from the first "
-            "image: resize all images to one size"
+            f"the pipeline makes {len(square)} px from `{path}` and {size} px from the first image: resize "
+            "all images to one size"
         )
-    return square
 
 
 def verify_images(loader: SquareLoader, count: int = 256) -> tuple[Squares, str]:
@@ -210,10 +189,10 @@ def verify_images(loader: SquareLoader, count: int = 256) -> tuple[Squares, str]
     """
     squares = Squares(loader.store, loader.size(), loader.pipeline)
     squares.verify()
-    rows = np.flatnonzero(squares.rows())
+    rows = np.flatnonzero(squares.has_square())
     drawn = np.sort(np.random.default_rng(0).permutation(rows)[:count])
     for row in drawn.tolist():
-        if not np.array_equal(squares.read([row])[0], loader.load(row)):
+        if not np.array_equal(squares.read([row])[0], loader.square(row)):
             raise TokenStoreError(
                 f"image `{loader.path(row)}` is not what its square in `{squares.folder}` was made of: give "
                 "it another name, so that it counts as new, or remove the folder and run "

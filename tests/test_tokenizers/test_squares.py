@@ -33,8 +33,8 @@ from tqdm import tqdm
 import mapet_mm
 from mapet_mm.structures import TokenStore, extend_store
 from mapet_mm.structures.squares import Squares
-from mapet_mm.structures.store_files import PART_ROWS
-from mapet_mm.tokenizers.store_images import SquareLoader, store_images, verify_images
+from mapet_mm.structures.token_store import PART_ROWS
+from mapet_mm.tokenizers.squares import SquareLoader, store_images, verify_images
 from mapet_mm.utils.errors import UserError
 
 NAMES = named("train", PART_ROWS + 6)
@@ -61,15 +61,15 @@ def parts_of(folder: Path) -> list[bytes]:
 @pytest.fixture
 def read(monkeypatch) -> list[int]:
     """Rows of the images that are decoded."""
-    seen, load = [], SquareLoader.load
-    monkeypatch.setattr(SquareLoader, "load", lambda self, row: seen.append(row) or load(self, row))
+    seen, square = [], SquareLoader.square
+    monkeypatch.setattr(SquareLoader, "square", lambda self, row: seen.append(row) or square(self, row))
     return seen
 
 
 def test_every_image_gets_the_square_of_its_pipeline_and_a_second_run_decodes_nothing(folder, read):
     squares, num_decoded = store_images(loader_of(folder))
     assert num_decoded == len(NAMES)
-    assert squares.rows().all()
+    assert squares.has_square().all()
     for row in (0, 500, len(NAMES) - 1):
         image = Image.open(folder / "data" / NAMES[row])
         side = min(image.size)
@@ -87,23 +87,23 @@ def test_every_image_gets_the_square_of_its_pipeline_and_a_second_run_decodes_no
 
 
 def test_an_interrupted_run_decodes_only_what_is_left_and_nobody_reads_before_its_end(folder, read):
-    write = Squares.write
+    update = Squares.update
 
-    def then_stop(self, part, content):
-        write(self, part, content)
+    def then_stop(self, *changes):
+        update(self, *changes)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Squares, "write", then_stop)
+        patch.setattr(Squares, "update", then_stop)
         with pytest.raises(KeyboardInterrupt):
             store_images(loader_of(folder))
     squares = Squares(TokenStore.open(folder / "tokens"), SIZE)
     with pytest.raises(UserError, match=r"not all images of .* have a square"):
-        squares.rows()
-    left = next(part for part in range(2) if not squares.is_whole(part))
+        squares.has_square()
+    left = next(part for part in range(2) if squares.missing_in(part).any())
     read.clear()
     store_images(loader_of(folder))
-    assert sorted(read[FIRST:]) == list(squares.rows_of(left))
+    assert sorted(read[FIRST:]) == list(squares.part_range(left))
 
 
 @pytest.mark.slow
@@ -145,25 +145,25 @@ def test_two_processes_store_what_one_does_and_the_cost_comes_first(folder, monk
     assert "all files are whole, 5 squares are those of their images" in capsys.readouterr().out
 
 
-def test_new_images_and_repaired_ones_cost_only_the_parts_that_they_are_in(tmp_path, read):
+def test_new_images_and_repaired_ones_cost_only_themselves(tmp_path, read):
     store = make_store(tmp_path, NAMES, skipped=(3,))
     squares, _ = store_images(loader_of(tmp_path))
-    assert np.flatnonzero(~squares.rows()).tolist() == [3]
+    assert np.flatnonzero(~squares.has_square()).tolist() == [3]
     first, last = parts_of(tmp_path)
     new = named("val", 4)
     write_images(tmp_path / "data", new)
     fill(extend_store(store.path, new))
     read.clear()
     squares, _ = store_images(loader_of(tmp_path))
-    assert sorted(read[FIRST:]) == list(range(PART_ROWS, len(NAMES) + 4))
-    assert squares.rows().sum() == len(NAMES) + 3
+    assert sorted(read[FIRST:]) == list(range(len(NAMES), len(NAMES) + 4))
+    assert squares.has_square().sum() == len(NAMES) + 3
     assert parts_of(tmp_path)[0] == first
     assert parts_of(tmp_path)[1] != last
     TokenStore.open(store.path).write([3], np.zeros((1, 4, 4), int))  # by --retry-skipped
     read.clear()
     squares, _ = store_images(loader_of(tmp_path))
-    assert sorted(read[FIRST:]) == list(range(PART_ROWS))
-    assert squares.rows().all()
+    assert read[FIRST:] == [3]
+    assert squares.has_square().all()
 
 
 def test_a_row_that_another_image_has_now_gets_that_ones_square(tmp_path, monkeypatch):
@@ -206,14 +206,13 @@ def test_squares_that_changed_and_images_that_changed_are_found(folder):
         verify_images(loader_of(folder), len(NAMES))
 
 
-def test_an_image_that_cannot_be_decoded_is_named_after_all_other_parts_are_stored(folder):
+def test_an_image_that_cannot_be_decoded_is_named_after_all_others_are_stored(folder):
     broken = folder / "data" / NAMES[-1]
     broken.write_bytes(b"no image")
     with pytest.raises(UserError, match=rf"^1 images with tokens could not be decoded .*{NAMES[-1]}"):
         store_images(loader_of(folder))
-    assert len(parts_of(folder)) == 1
     write_images(folder / "data", NAMES[-1:])
-    assert store_images(loader_of(folder))[1] == 6
+    assert store_images(loader_of(folder))[1] == 1
 
 
 def few_tokens(folder: Path) -> None:

@@ -1,0 +1,432 @@
+"""What is kept of each image: rows of one shape and type, in files of some rows each, that any process fills.
+
+A file is a part: `parts/00017-<id>.safetensors`, replaced in one step. It has, for each of its rows, the hash
+of the image's name, a state (pending, written or skipped) and the values; the reasons of what was skipped;
+and a digest. Token grids, squares and sampled features are kept so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Shaped, UInt8, UInt64
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from mapet_mm.utils.atomic_files import new_file
+from mapet_mm.utils.errors import UserError
+
+# States of a row.
+PENDING, WRITTEN, SKIPPED = 0, 1, 2
+# safetensors' names of the types that parts have.
+DTYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8", "F16": "<f2"}
+# As many files as a process may open, if the system lets it: 14 M images have 27,000 parts.
+MOST_FILES = 2**16
+HOW_TO_RESTORE = (
+    "restore it from a copy, or remove it and run `mapet-mm extract-tokens` again (for squares, "
+    "`mapet-mm store-images`; for features, `mapet-mm fit-codebook`)"
+)
+
+
+class TokenStoreError(UserError, ValueError):
+    """A token store cannot be made, read or written; the message is one line that says what to do."""
+
+
+def damage_error(path: str | Path, how: str) -> TokenStoreError:
+    """The error of a file of a store that cannot be used."""
+    return TokenStoreError(f"token store file `{path}` is damaged ({how}): {HOW_TO_RESTORE}")
+
+
+def encode_name(name: str) -> bytes:
+    """Encode a name as UTF-8; bytes that are not valid UTF-8 survive the round trip."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def name_hash(name: str) -> bytes:
+    """A 64-bit hash of a name, little-endian; of 1.3 M names two are alike once in 20 million stores."""
+    return hashlib.blake2b(encode_name(name), digest_size=8).digest()
+
+
+def name_hashes(names: Iterable[str]) -> UInt64[np.ndarray, " names"]:
+    """`name_hash` of each name."""
+    hashes = bytearray()
+    for name in names:
+        hashes += name_hash(name)
+    return np.frombuffer(hashes, "<u8")
+
+
+class TensorPlace(NamedTuple):
+    """Where a tensor lies in a file, and what it is made of."""
+
+    first_byte: int
+    num_rows: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype
+    row_bytes: int
+
+
+class TensorFile:
+    """An open safetensors file, from which rows of a tensor are read into arrays.
+
+    Nothing is mapped: what is read of a mapping stays in the process's memory and page tables (376 MB of
+    these for ImageNet's squares, in each worker), and a file that another program cuts off, or that another
+    machine replaces, ends the process by a signal. An open file may be used after a fork, because reading
+    moves no position. safetensors 0.8 can read in the same way (`safe_open(backend="pread")`), but not into
+    an array that is there.
+
+    Args:
+        path: of the file; it stays open until the object is collected.
+
+    Raises:
+        TokenStoreError: the file is too short, or no safetensors file.
+        FileNotFoundError: there is none.
+    """
+
+    __slots__ = ("_descriptor", "_places", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = os.fspath(path)
+        self._descriptor = os.open(path, os.O_RDONLY)
+        try:
+            first_byte, header = self._read_header()
+            header.pop("__metadata__", None)
+            last_byte = max(entry["data_offsets"][1] for entry in header.values())
+            self._places = {name: self._place(entry, first_byte) for name, entry in header.items()}
+        except (ValueError, OverflowError, TypeError, KeyError, AttributeError) as error:
+            raise damage_error(path, "it has no header of a safetensors file") from error
+        if os.fstat(self._descriptor).st_size != first_byte + last_byte:
+            raise damage_error(path, "it has another size than its header says")
+
+    def _read_header(self) -> tuple[int, dict[str, Any]]:
+        """The file's first byte of content, and its header: where each tensor lies after that byte."""
+        length = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
+        if length > os.fstat(self._descriptor).st_size:
+            raise ValueError("the header is longer than the file")
+        return 8 + length, json.loads(os.pread(self._descriptor, length, 8))
+
+    @staticmethod
+    def _place(entry: Mapping[str, Any], first_byte: int) -> TensorPlace:
+        num_rows, *row_shape = entry["shape"]
+        dtype = np.dtype(DTYPES[entry["dtype"]])
+        row_bytes = prod(row_shape) * dtype.itemsize
+        first_byte += entry["data_offsets"][0]
+        return TensorPlace(first_byte, num_rows, tuple(row_shape), dtype, row_bytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def about(self) -> dict[str, Any]:
+        """What the file says about itself: `skipped` and `sha256` of a part."""
+        _, header = self._read_header()
+        return json.loads(header["__metadata__"]["about"])
+
+    def rows(self, tensor: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Rows of a tensor, a copy; all of them by default."""
+        place = self._places[tensor]
+        stop = place.num_rows if stop is None else min(stop, place.num_rows)
+        found = np.empty((max(stop - start, 0), *place.row_shape), place.dtype)
+        self._fill(found, place.first_byte + start * place.row_bytes)
+        return found
+
+    def read_row(self, tensor: str, row: int, out: np.ndarray, skip: int = 0) -> None:
+        """Read a row into a contiguous array of its shape and type, or a piece that begins at a byte."""
+        first_byte, _, _, _, row_bytes = self._places[tensor]
+        self._fill(out, first_byte + row * row_bytes + skip)
+
+    def read_bytes(self, tensor: str, start: int, stop: int) -> bytes:
+        """The bytes of a few rows, for what is too small to be worth an array."""
+        first_byte, num_rows, _, _, row_bytes = self._places[tensor]
+        size = (min(stop, num_rows) - start) * row_bytes
+        content = os.pread(self._descriptor, size, first_byte + start * row_bytes)
+        return content if len(content) == size else self.rows(tensor, start, stop).tobytes()
+
+    def _fill(self, array: np.ndarray, first_byte: int) -> None:
+        filled = os.preadv(self._descriptor, [array], first_byte)
+        while filled < array.nbytes:  # one call reads 2 GB at most
+            rest = memoryview(array).cast("B")[filled:]
+            count = os.preadv(self._descriptor, [rest], first_byte + filled)
+            if count == 0:
+                raise damage_error(self.path, "it ends too early")
+            filled += count
+
+
+class Part(NamedTuple):
+    """Rows of a file: the hash of each image's name, its state and its values (ids, pixels or features).
+
+    `skipped` says why images were skipped, by name.
+    """
+
+    names: UInt64[np.ndarray, " rows"]
+    states: UInt8[np.ndarray, " rows"]
+    values: Shaped[np.ndarray, "rows ..."]
+    skipped: dict[str, str]
+
+    @classmethod
+    def empty(cls, num_rows: int, shape: tuple[int, ...], dtype: np.dtype) -> Part:
+        """Rows of a shape that are all pending."""
+        values = np.zeros((num_rows, *shape), dtype)
+        return cls(np.zeros(num_rows, np.uint64), np.zeros(num_rows, np.uint8), values, {})
+
+    def digest(self) -> str:
+        """SHA-256 (hexadecimal) of all of it."""
+        sha = hashlib.sha256(json.dumps(self.skipped).encode())
+        for tensor in (self.names, self.states, self.values):
+            sha.update(np.ascontiguousarray(tensor).data)
+        return sha.hexdigest()
+
+    @classmethod
+    def read(cls, file: TensorFile, kind: str) -> Part:
+        """Read a whole part; TokenStoreError if it is not as it was written."""
+        about = file.about()
+        part = cls(file.rows("names"), file.rows("states"), file.rows(kind), about["skipped"])
+        if part.digest() != about["sha256"]:
+            raise damage_error(file.path, "it has changed since it was written")
+        return part
+
+    def write(self, path: Path, kind: str) -> None:
+        """Write the part in one step, with its digest; `kind` names the values."""
+        about = json.dumps({"skipped": self.skipped, "sha256": self.digest()})
+        tensors = {"names": self.names, "states": self.states, kind: self.values}
+        with new_file(path) as partial:
+            partial.touch()
+            mode = partial.stat().st_mode
+            try:
+                save_file(tensors, partial, {"about": about})  # of two entries, the order would vary
+            except SafetensorError as error:  # a full disk, too
+                raise TokenStoreError(f"`{path}` could not be written: {error}") from None
+            partial.chmod(mode)  # safetensors lets nobody but the owner read its files
+
+    def followed_by(self, rest: Part) -> Part:
+        """The rows of this part, then those of a longer one."""
+        count = len(self.states)
+        names = np.concatenate([self.names, rest.names[count:]])
+        states = np.concatenate([self.states, rest.states[count:]])
+        values = np.concatenate([self.values, rest.values[count:]])
+        return Part(names, states, values, self.skipped)
+
+
+class Parts:
+    """Rows of one shape and type, one for each image, in files that are opened once and stay open.
+
+    Any number of processes may read and update the parts at once, and die at any time. Pickled, it forgets
+    what it has opened; after a fork, it goes on.
+
+    Args:
+        folder: has the files in `parts`.
+        part_id: in the files' names, so that no other store's are taken for these.
+        kind: the name of the values in a file.
+        shape: of a row.
+        dtype: of a row.
+        names: of all rows, in order.
+        part_rows: rows of a file.
+    """
+
+    # Whether rows of other images are an error; if not, they count as pending.
+    refuses_others = True
+
+    def __init__(
+        self,
+        folder: Path,
+        part_id: str,
+        kind: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        names: Sequence[str],
+        part_rows: int,
+    ) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.names = names
+        self.part_rows = part_rows
+        self._part_id = part_id
+        # The file of each part, and the states in it.
+        self._open: OrderedDict[int, tuple[TensorFile, bytes]] = OrderedDict()
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    # What kinds of parts do in their own way.
+
+    def lock(self) -> AbstractContextManager:
+        """Held by whoever reads a part in order to replace it; nothing where all would write the same."""
+        return nullcontext()
+
+    def require_unreplaced(self) -> None:
+        """Raise TokenStoreError if the folder was made anew since it was opened."""
+
+    def empty(self, part: int) -> Part:
+        """What a part is before anything is written. It has room for the rows by which names are extended."""
+        return Part.empty(self.part_rows, self.shape, self.dtype)
+
+    # For all kinds:
+
+    def __len__(self) -> int:
+        """Number of parts."""
+        return -(-len(self.names) // self.part_rows)
+
+    def part_range(self, part: int) -> range:
+        """The rows in a part."""
+        first = part * self.part_rows
+        return range(first, min(first + self.part_rows, len(self.names)))
+
+    def names_in(self, part: int) -> list[str]:
+        """The names of a part's rows."""
+        rows = self.part_range(part)
+        return list(self.names[rows.start : rows.stop])
+
+    def file(self, part: int) -> Path:
+        """The file of a part."""
+        return self.folder / "parts" / f"{part:05d}-{self._part_id}.safetensors"
+
+    def open(self, part: int) -> TensorFile | None:
+        """The file of a part as it is now; None if it is not there yet."""
+        try:
+            return TensorFile(self.file(part))
+        except FileNotFoundError:
+            self.require_unreplaced()
+            return None
+
+    def states(self, part: int) -> UInt8[np.ndarray, " rows"]:
+        """The state of each row of a part as it is now: PENDING, WRITTEN or SKIPPED."""
+        num_rows = len(self.part_range(part))
+        file = self.open(part)
+        states = np.zeros(num_rows, np.uint8)
+        if file is not None:
+            stored = file.rows("states", 0, num_rows)
+            states[: len(stored)] = stored
+        return states
+
+    def all_states(self) -> UInt8[np.ndarray, " rows"]:
+        """The state of each row of all parts."""
+        return np.concatenate([self.states(part) for part in range(len(self))])
+
+    def skipped_in(self, part: int) -> dict[str, str]:
+        """Images of a part that were skipped, by name, with the reason."""
+        file = self.open(part)
+        return {} if file is None else file.about()["skipped"]
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Images that were skipped, by name, with the reason."""
+        skipped: dict[str, str] = {}
+        for part in range(len(self)):
+            skipped.update(self.skipped_in(part))
+        return skipped
+
+    def find(self, row: int) -> tuple[TensorFile | None, int]:
+        """The open file that has a row, and the row's state; None, and PENDING, if there is no such file yet.
+
+        A part in which the row is not written is opened again: another process may have replaced it.
+        """
+        part, slot = divmod(row, self.part_rows)
+        file, states = self._open.get(part, (None, b""))
+        if slot < len(states) and states[slot] == WRITTEN:
+            self._open.move_to_end(part)
+            return file, WRITTEN
+        self._open.pop(part, None)
+        file = self.open(part)
+        if file is None:
+            return None, PENDING
+        states = file.rows("states").tobytes()
+        if states == all_written(len(states)):
+            states = all_written(len(states))  # the same object for all such parts
+        self._open[part] = file, states
+        if len(self._open) > most_parts():
+            self._open.popitem(last=False)
+        return file, states[slot] if slot < len(states) else PENDING
+
+    def read_row(self, row: int, out: np.ndarray, skip: int = 0) -> bool:
+        """Read a row into an array; False, and nothing is read, if it is not written.
+
+        A smaller array gets the piece of the row that begins after `skip` bytes.
+        """
+        file, state = self.find(row)
+        if state != WRITTEN:
+            return False
+        file.read_row(self.kind, row % self.part_rows, out, skip)
+        return True
+
+    def read_part(self, part: int) -> Part:
+        """A whole part, checked against its digest and its images' names; an empty one if it is not there."""
+        content = self.empty(part)
+        file = self.open(part)
+        if file is None:
+            return content
+        stored = Part.read(file, self.kind)
+        if len(stored.states) < len(content.states):  # the names were extended since
+            stored = stored.followed_by(content)
+        hashes = name_hashes(self.names_in(part))
+        states = stored.states[: len(hashes)]
+        is_other = (stored.names[: len(hashes)] != hashes) & (states != PENDING)
+        if is_other.any():
+            if self.refuses_others:
+                raise damage_error(file.path, f"it has the {self.kind} of other images")
+            states[is_other] = PENDING
+        return stored
+
+    def update(
+        self, part: int, slots: Sequence[int], values: Sequence[np.ndarray], reasons: Mapping[int, str]
+    ) -> None:
+        """Replace a part by itself with some rows written and others skipped; it is then on disk.
+
+        Args:
+            part: its index.
+            slots: of the values in the part.
+            values: a row for each of them.
+            reasons: why images were skipped, by slot.
+        """
+        self.require_unreplaced()
+        with self.lock():
+            content = self.read_part(part)
+            names = self.names_in(part)
+            content.names[: len(names)] = name_hashes(names)
+            for slot, value in zip(slots, values, strict=True):
+                content.values[slot] = value
+                content.states[slot] = WRITTEN
+                content.skipped.pop(names[slot], None)
+            for slot, reason in reasons.items():
+                content.states[slot] = SKIPPED
+                content.skipped[names[slot]] = reason
+            # In order, so that equal parts have equal bytes whoever wrote them.
+            content = content._replace(skipped=dict(sorted(content.skipped.items())))
+            content.write(self.file(part), self.kind)
+        self._open.pop(part, None)
+
+    def verify(self) -> None:
+        """Raise TokenStoreError if a part has changed since it was written, or is of other images."""
+        for part in range(len(self)):
+            self.read_part(part)
+
+
+@cache
+def all_written(num_rows: int) -> bytes:
+    """The states of a part in which nothing is pending or skipped."""
+    return bytes([WRITTEN] * num_rows)
+
+
+@cache
+def most_parts() -> int:
+    """How many parts each of a process's readers keeps open: a third of the files that it may open.
+
+    The usual limit, 1,024, is below ImageNet's 1,252 parts, and any process may raise its own to the hard one
+    (`ulimit -Hn`).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(wanted // 3, 1)

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,12 @@ from mapet_mm.utils.errors import UserError
 
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's
+# k-means may cost this for each epoch, in rows of an image times centroids times iterations. For a ViT-S it
+# is about a tenth of the training: on two CPU cores, 10 iterations of 54 rows of 512 channels and 8,192
+# centroids take 8 minutes for 6,000 images, and an epoch takes five.
+COST_AN_EPOCH = 400_000
+# Iterations and starts: the paper's, then fewer, of which starts matter least.
+EFFORTS = ((20, 5), (20, 2), (20, 1), (10, 1))
 CLIP_STATISTICS = ([122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305])
 IMAGENET_STATISTICS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
@@ -43,8 +49,7 @@ class Choices:
     arch: str | None  # of the recipe; None for the network of a start
     start: Start | None
     tokens: Tokens
-    k: int
-    positions: int
+    vocabulary: Vocabulary
     stores_squares: bool
     names: list[str]
     words: list[str]
@@ -78,15 +83,18 @@ def choose(args: argparse.Namespace) -> Choices:
         grid = start.grid
         words += start.words
     tokens = choose_tokens(args.tokenizer, start, grid)
-    positions, k = vocabulary(count, grid)
-    words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {grid**2} positions per image")
+    fit = vocabulary(count, grid, args.epochs)
+    words.append(
+        f"tokens: {tokens.words}; {fit.k} centroids, from {fit.positions} of {grid**2} positions per image, "
+        f"k-means: {fit.nredo} starts of {fit.niter} iterations"
+    )
     model = f"ViT-{arch}" if arch else start.network["model_name"]
     words.append(f"model: {model}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
     if args.method == "visible-mim":
         words.append("method: VisibleMIM, an extension: the ViT sees half of an image, a predictor the rest")
     stores_squares, squares = choose_squares(count, side_of(start), args.epochs, args.out)
     words.append(squares)
-    return Choices(arch, start, tokens, k, positions, stores_squares, names, words)
+    return Choices(arch, start, tokens, fit, stores_squares, names, words)
 
 
 def side_of(start: Start | None) -> int:
@@ -104,14 +112,30 @@ def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     return names, others
 
 
-def vocabulary(images: int, grid: int = GRID) -> tuple[int, int]:
-    """Positions to sample per image, and the number of centroids for these rows: a power of two."""
-    enough = LARGEST_K * ROWS_A_CENTROID
-    positions = min(grid**2, max(4, -(-enough // images)))
-    k = 2
-    while 2 * k <= LARGEST_K and 2 * k * ROWS_A_CENTROID <= images * positions:
-        k *= 2
-    return positions, k
+class Vocabulary(NamedTuple):
+    """How a codebook is fitted: positions to sample per image, centroids, iterations and starts."""
+
+    positions: int
+    k: int
+    niter: int
+    nredo: int
+
+
+def vocabulary(images: int, grid: int = GRID, epochs: int | None = None) -> Vocabulary:
+    """As many centroids as the images' positions and the training can carry: a power of two.
+
+    A centroid needs `ROWS_A_CENTROID` rows, and k-means may cost `COST_AN_EPOCH`; anything without `epochs`.
+    """
+    budget = float("inf") if epochs is None else COST_AN_EPOCH * epochs
+    k = LARGEST_K
+    while k > 2:
+        positions = min(grid**2, max(4, -(-k * ROWS_A_CENTROID // images)))
+        for niter, nredo in EFFORTS:
+            affordable = positions * k * niter * nredo <= budget
+            if affordable and k * ROWS_A_CENTROID <= images * positions:
+                return Vocabulary(positions, k, niter, nredo)
+        k //= 2
+    return Vocabulary(grid**2, k, *EFFORTS[0])
 
 
 def choose_squares(images: int, side: int, epochs: int, out: Path) -> tuple[bool, str]:

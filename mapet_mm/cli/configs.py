@@ -137,6 +137,7 @@ def images_config(args: argparse.Namespace, pipeline: list) -> dict[str, Any]:
 def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
     """Images -> codebook -> tokens; images that cannot be decoded are left out and listed in the store."""
     tokens = choices.tokens
+    fit = choices.vocabulary
     mean, std = tokens.statistics
     resampling = dict(backend="pillow", interpolation="bicubic")
     resize = dict(type="ResizeEdge", edge="short", scale=tokens.image_size, **resampling)
@@ -152,7 +153,14 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
             tokenizer=dict(tokens.config, codebook="codebook.safetensors"),
             data_preprocessor=dict(type="SelfSupDataPreprocessor", mean=mean, std=std, to_rgb=True),
             dataset=[images],
-            codebook=dict(dataset=images, positions_per_image=choices.positions, k=choices.k, seed=args.seed),
+            codebook=dict(
+                dataset=images,
+                positions_per_image=fit.positions,
+                k=fit.k,
+                niter=fit.niter,
+                nredo=fit.nredo,
+                seed=args.seed,
+            ),
             dataloader=dict(num_workers=args.workers),
             on_error="skip",
             max_skipped=MAX_SKIPPED,
@@ -194,8 +202,8 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
         {
             "work_dir": "training",
             "model.backbone.init_cfg": init,
-            "model.head.vocab_size": choices.k,
-            "model.target_generator.vocab_size": choices.k,
+            "model.head.vocab_size": choices.vocabulary.k,
+            "model.target_generator.vocab_size": choices.vocabulary.k,
             "train_dataloader.batch_size": args.batch_size,
             "train_dataloader.num_workers": args.workers,
             "train_dataloader.drop_last": False,  # a folder may have fewer images than a batch

@@ -33,7 +33,7 @@ from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import DATASETS, MODELS
 from mapet_mm.structures import TokenStore
-from mapet_mm.structures.image_names import read_lines
+from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights
 
@@ -71,19 +71,25 @@ def options(photographs: Path, *more: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize(
-    ("images", "positions", "k"),
+    ("images", "epochs", "expected"),
     [
-        (1_281_167, 4, 8192),
-        (100_000, 4, 8192),
-        (10_000, 32, 8192),
-        (300, 196, 1024),
-        (8, 196, 32),
-        (1, 196, 4),
+        (1_281_167, None, (4, 8192, 20, 5)),
+        (100_000, 300, (4, 8192, 20, 5)),
+        (10_000, 300, (32, 8192, 20, 5)),
+        (300, 300, (134, 1024, 20, 5)),
+        (8, 300, (156, 32, 20, 5)),
+        (1, 1, (156, 4, 20, 5)),
+        (6_000, 100, (54, 8192, 20, 2)),
+        (6_000, 20, (54, 8192, 10, 1)),
+        (6_000, 5, (27, 4096, 10, 1)),
     ],
 )
-def test_the_vocabulary_is_what_the_images_can_carry(images, positions, k):
-    """39 rows a centroid, as faiss advises, of at most all 196 places of an image, up to the paper's k."""
-    assert vocabulary(images) == (positions, k)
+def test_the_vocabulary_is_what_the_images_and_the_training_can_carry(images, epochs, expected):
+    """39 rows a centroid, as faiss advises, of at most all 196 places of an image, up to the paper's k.
+
+    Few epochs get fewer starts and iterations, then fewer centroids.
+    """
+    assert vocabulary(images, epochs=epochs) == expected
 
 
 def test_images_of_all_kinds_are_found_in_all_folders_as_the_dataset_finds_them(photographs, tmp_path):

@@ -1,6 +1,6 @@
 # The tokenizer runs in the model: no token store, and a pass of CLIP RN50x64 for each image and epoch. 300
-# epochs take 331 hours of an A100 at least, computed and not measured; with stored tokens they take 88
-# (docs/performance.md, "On paper").
+# epochs take 335 hours of an H200, computed from measured rates; with stored tokens they take 110
+# (docs/performance.md).
 _base_ = [
     "../_base_/models/mapet_vit-base-p16.py",
     "../_base_/datasets/imagenet_online_kclip.py",

@@ -8,7 +8,8 @@
 #   run the tests there; MMCV's operators are compiled once and kept in ~/.cache/mapet_mm
 # make test-newest: set up .venv-newest with the newest release of everything, run the tests of CONTRIBUTING's table of
 #   private attributes, and the demo
-# make bench-gpu: set up .venv, and on this machine's GPU run the tests for one and measure pre-training steps
+# make bench-gpu: set up .venv, and on this machine's GPU run the tests for one and measure training steps and tokens;
+#   PARTS="smoke bench" for some, AUTHORS=FOLDER for a clone of the authors' code beside, DRY=1 for a try on the CPU
 # make docs: set up .venv-docs, which needs no PyTorch, and build the documentation's pages into build/site
 # Tests in more processes than three: make test JOBS=8
 # Another interpreter than the first that fits: make setup PYTHON=/path/to/python3.11
@@ -59,7 +60,7 @@ help:
 	@echo "make test-openmmlab   set up $(OPENMMLAB) with OpenMMLab's original distributions, then run the tests there"
 	@echo "make test-newest   set up $(NEWEST) with the newest of everything, then try what that may break"
 	@echo "make docs    set up $(DOCS) without PyTorch, then build the documentation's pages into build/site"
-	@echo "make bench-gpu   test and measure on a GPU (10 minutes), into work_dirs/gpu.md"
+	@echo "make bench-gpu   test and measure on a GPU (10 minutes), into work_dirs/gpu/page.md"
 	@echo "make lint    check style;  make format: apply it"
 	@echo "make lock    rewrite requirements.lock from requirements.txt (needs uv)"
 	@echo "make clean   remove the environments and caches; data/ and work_dirs/ stay"
@@ -152,12 +153,7 @@ $(DOCS_STAMP): pyproject.toml
 	@touch $@
 
 bench-gpu: $(STAMP)
-	@$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('no GPU was found')"
-	@mkdir -p work_dirs
-	@git rev-parse HEAD > work_dirs/gpu.md
-	@timeout 5m $(BIN)/python -m pytest -q -W ignore -m gpu >> work_dirs/gpu.md 2>&1; tested=$$?; \
-	timeout 8m $(BIN)/python -W ignore tools/benchmarks/pretrain_throughput.py >> work_dirs/gpu.md 2>&1 && \
-		echo "wrote work_dirs/gpu.md" && exit $$tested
+	@PYTHON=$(CURDIR)/$(BIN)/python bash tools/benchmarks/gpu.sh $(if $(AUTHORS),--authors "$(AUTHORS)") $(PARTS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -18,6 +18,7 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -152,6 +153,23 @@ def as_on_a_gpu() -> Iterator[None]:
         patch.object(attention, "uses_bmm", lambda *_: False),
         patch.object(two_stream, "uses_bmm", lambda *_: False),
         patch.dict(linear_cross_entropy.BLOCK_ELEMENTS, clear=True),
+    ):
+        yield
+
+
+@contextmanager
+def fake_gpu() -> Iterator[None]:
+    """Within this context new tensors are on a GPU and have no values."""
+    make_tensor = torch.tensor
+
+    def unpinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:  # only a GPU's driver pins
+        return make_tensor(*args, **kwargs)
+
+    with (
+        patch("torch.tensor", unpinned),
+        patch("torch.Tensor.pin_memory", lambda tensor: tensor),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.device("cuda"),
     ):
         yield
 

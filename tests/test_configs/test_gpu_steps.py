@@ -5,10 +5,7 @@ runs no backward pass of such tensors where there is no GPU.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,9 +13,8 @@ from config_building import RECIPES, in_scope, label, load
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmpretrain.structures import DataSample
-from step_counts import StepCounts
+from step_counts import StepCounts, fake_gpu
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Segmentors and CAE index with masks in their libraries' code, timm reads values while it is built, and
@@ -27,17 +23,6 @@ SKIPPED = re.compile(r"cae_|mapet_timm|vit-micro_1xb(50|64)")
 MICRO = [path for path in RECIPES if path.parent.name == "micro" and not SKIPPED.match(path.stem)]
 MICRO = [path for path in MICRO if load(path).default_scope == "mmpretrain"]
 BATCH, GRID = 2, 6
-
-
-@contextmanager
-def fake_gpu() -> Iterator[None]:
-    """Within this context new tensors are on a GPU and have no values."""
-    with (
-        patch("torch.Tensor.pin_memory", lambda tensor: tensor),
-        FakeTensorMode(allow_non_fake_inputs=True),
-        torch.device("cuda"),
-    ):
-        yield
 
 
 def build(cfg: Config) -> nn.Module:

@@ -116,6 +116,7 @@ class PretrainingStep:
         num_images: images of a step.
         device: where the model is.
         num_layers: instead of the recipe's 12.
+        dtype: of autocast, instead of the device's own.
         backbone: further options of the backbone.
     """
 
@@ -126,11 +127,13 @@ class PretrainingStep:
         num_images: int,
         device: str = DEVICE,
         num_layers: int | None = None,
+        dtype: str | None = None,
         **backbone: Any,
     ) -> None:
         switch_cudnn_attention()  # as a training does
         cfg = recipe_of(variant, size, num_layers)
         cfg.model.backbone.update(backbone)
+        cfg.optim_wrapper.dtype = dtype
         torch.manual_seed(0)
         self.variant = variant
         with torch.device(device):

@@ -77,3 +77,66 @@ def test_cudnns_attention_may_come_back_when_its_gradients_are_right():
     for ours, theirs in zip(found, expected, strict=True):
         if not (ours - theirs).norm() < 0.02 * theirs.norm():  # a NaN is not either
             pytest.xfail("cuDNN's gradients are wrong (pytorch issue 196678): its attention stays off")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lowest_score", [0.0, -90.0, -1e4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention_is_right_at_every_number_of_keys(dtype, lowest_score):
+    """All remainders after a multiple of 128, with a mask: the faults of kernels were at some of them."""
+    wrong = [keys for keys in range(257, 385) if not worst_error(attend, keys, dtype, lowest_score) < 0.02]
+    assert wrong == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lowest_score", [0.0, -90.0, -1e4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_numbers_of_keys_at_which_cudnns_attention_is_right(dtype, lowest_score, capsys):
+    """Says which are wrong, before `attend` may choose it by their number."""
+
+    def cudnns(queries, keys, values, bias):
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+
+    wrong, refused = {}, []
+    for keys in range(257, 385):
+        try:
+            error = worst_error(cudnns, keys, dtype, lowest_score)
+        except RuntimeError:
+            refused.append(keys)
+            continue
+        if not error < 0.02:  # a NaN is not either
+            wrong[keys] = error
+    with capsys.disabled():
+        print(f"\ncuDNN, {dtype}, scores from {lowest_score:g}: wrong {wrong}, refused {refused}")
+    if refused and not wrong:
+        pytest.skip(
+            f"cuDNN's attention takes {128 - len(refused)} of 128 numbers of keys, and is right at them"
+        )
+    if wrong:
+        pytest.xfail(f"cuDNN's attention is wrong at {sorted(wrong)} keys: it stays off")
+
+
+def worst_error(call, num_keys: int, dtype: torch.dtype, lowest_score: float) -> float:
+    """The largest relative error of output and gradients, against float64; a mask, and scores moved down."""
+    generator = torch.Generator(device="cuda").manual_seed(num_keys)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(2, 3, *shape, device="cuda", dtype=dtype, generator=generator)
+
+    rows = num_keys - 60
+    made = [draw(n, 64).requires_grad_() for n in (rows, num_keys, num_keys)]
+    sees = torch.rand(rows, num_keys, device="cuda", generator=generator) < 0.6
+    sees[:, :60] = True
+    bias = torch.full((rows, num_keys), lowest_score, device="cuda").masked_fill(~sees, float("-inf"))
+    bias = F.pad(bias, (0, -num_keys % 8)).to(dtype)[:, :num_keys]  # kernels want rows of 16 bytes
+    weight = draw(rows, 64)
+
+    exact_inputs = [one.detach().double().requires_grad_() for one in made]
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = F.scaled_dot_product_attention(*exact_inputs, attn_mask=bias.double())
+    exact = [exact, *torch.autograd.grad(exact, exact_inputs, weight.double())]
+    found = call(*made, bias)
+    found = [found, *torch.autograd.grad(found, made, weight)]
+    errors = [(one.double() - truth).norm() / truth.norm() for one, truth in zip(found, exact, strict=True)]
+    return torch.stack(errors).max().item()

@@ -155,6 +155,16 @@ def choose_device() -> None:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
 
 
+def require_gpu_of_its_own() -> None:
+    """Raise UserError if this machine has GPUs, and fewer than processes of a training, which share none."""
+    gpus = torch.cuda.device_count()
+    if torch.cuda.is_available() and local_rank() >= gpus:
+        raise UserError(
+            f"more processes than GPUs: {gpus} visible, and this is process {local_rank() + 1} here. "
+            "Start one for each GPU, and keep the images of a step by a larger train_dataloader.batch_size"
+        )
+
+
 def local_rank() -> int:
     """Number of this process on its machine, as torchrun or Slurm says; 0 if alone."""
     return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))

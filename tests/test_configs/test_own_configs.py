@@ -90,3 +90,15 @@ def test_the_segmentor_starts_from_a_pre_training_and_trains(project):
     start = weights["backbone.layers.0.attn.qkv.weight"]
     change = (trained["backbone.layers.0.attn.qkv.weight"] - start).abs().max()
     assert 0 < change < 1e-3  # it began there, and learned at the first layer's rate
+
+
+def test_every_config_of_the_page_spares_a_gpu_the_waits_for_its_host():
+    """A fused optimizer leaves bad steps out on the device; losses stay there until the log is written."""
+    optimizers = re.findall(r"optimizer=dict\((.*?)\)", PAGE)
+    assert len(optimizers) == 3
+    assert all("fused=True" in optimizer for optimizer in optimizers)
+    assert (
+        PAGE.count('runtime_info=dict(type="mapet_mm.LateLogHook")')
+        == PAGE.count("\ndefault_hooks = dict(")
+        == 2
+    )

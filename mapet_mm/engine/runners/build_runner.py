@@ -18,7 +18,7 @@ from mapet_mm.datasets.building import building
 from mapet_mm.datasets.label_files import read_grey_labels
 from mapet_mm.engine.hooks.total_batch_hook import scaling_with_accumulation
 from mapet_mm.models.utils.attention import switch_cudnn_attention
-from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
+from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, require_gpu_of_its_own, start_processes
 from mapet_mm.utils.loader_workers import bytes_of_batch, usable_workers
 
 # MMEngine adds these hooks itself and accepts None for them; for any other hook None is an error.
@@ -105,6 +105,7 @@ def _start(cfg: Config, launcher: str) -> None:
         gradient_as_bucket_view=True,  # gradients lie in the buffers that are sent: no copy of either
     )
     own = cfg.get("model_wrapper_cfg") or {}
+    require_gpu_of_its_own()
     if get_device() == "cpu":
         start_processes(launcher, timeout)
         cfg.model_wrapper_cfg = {**wrapper, **own, "device_ids": None}

@@ -225,7 +225,9 @@ class TwoStreamViT(nn.Module):
         if positions is None:
             masks = self.mask_token.expand_as(targets)
         else:  # a position embedding travels with its token, so each mask token stands where its target does
-            masks = self.mask_token + positions[0][permutation[:, self.cutting_point :]]  # B n D
+            # (Gathered from one copy an image: an index's gradient would sort all images' positions.)
+            of_targets = permutation[:, self.cutting_point :, None].expand_as(targets)  # B n D
+            masks = self.mask_token + positions.expand_as(tokens).gather(1, of_targets)  # B n D
         start = {"C": context, "M": masks, "T": targets, "Q": masks}
         tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
         return self.before_layers(tokens)

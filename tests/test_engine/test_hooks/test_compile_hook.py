@@ -1,9 +1,12 @@
 """`compile=True` compiles the backbone as one graph, by a hook."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from config_building import ROOT
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from torch import nn
@@ -47,6 +50,7 @@ def config(**options) -> Config:
         (False, []),
         (True, [dict(type="mapet_mm.CompileHook")]),
         (dict(memory_budget=0.3), [dict(type="mapet_mm.CompileHook", memory_budget=0.3)]),
+        (dict(mode="reduce-overhead"), [dict(type="mapet_mm.CompileHook", mode="reduce-overhead")]),
     ],
 )
 def test_the_configs_compile_becomes_the_hook(compile_options, hooks):
@@ -95,6 +99,67 @@ def test_validation_at_more_shapes_than_can_be_compiled_is_eager():
     assert not [name for name, _ in runner.model.named_modules() if "_orig_mod" in name]
     backbone(torch.ones(4))
     assert len(graphs) == 2, "compiled again after validation"
+
+
+def test_after_the_first_step_a_smaller_last_batch_runs_eagerly():
+    torch._dynamo.reset()
+    graphs, backbone = [], Doubling()
+    runner = runner_of(backbone=backbone)
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    hook = CompileHook(backend=backend)
+    hook.before_train(runner)
+    for batch in (8, 8, 3, 8):
+        assert torch.equal(backbone(torch.ones(batch)), torch.full((batch,), 2.0))
+        hook.after_train_iter(runner, 0)
+    assert len(graphs) == 1
+    hook.before_val(runner)
+    hook.after_val(runner)
+    backbone(torch.ones(4))
+    assert len(graphs) == 1, "validation does not end it"
+    hook.after_train(runner)
+    backbone(torch.ones(5))
+    assert len(graphs) == 2, "the end of the training does"
+
+
+COMPARED = """
+import ast, sys, torch
+from dataclasses import replace
+sys.path[:0] = sys.argv[1:3]
+from pretrain_throughput import VARIANTS, PretrainingStep
+device, options = sys.argv[3], ast.literal_eval(sys.argv[4])
+
+def losses_of(variant, count=6):
+    step = PretrainingStep(variant, "tiny", 2, device, num_layers=2, drop_path_rate=0.0)
+    return torch.stack([step() for _ in range(count)]).cpu()
+
+eager = losses_of(VARIANTS["eager"])
+torch._dynamo.reset()
+torch._dynamo.utils.counters.clear()
+compiled = losses_of(replace(VARIANTS["eager"], compile=options))
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"], (compiled - eager).abs().max().item())
+"""
+# CUDA graphs and Triton's kernels take a GPU; the graphs themselves do not.
+COMPILERS = [
+    pytest.param("cpu", dict(backend="aot_eager"), marks=pytest.mark.slow),
+    pytest.param("cuda", {}, marks=[pytest.mark.gpu, pytest.mark.slow]),
+    pytest.param("cuda", dict(mode="reduce-overhead"), marks=[pytest.mark.gpu, pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize(("device", "options"), COMPILERS)
+def test_steps_of_a_recipe_have_one_graph_and_the_losses_of_eager_ones(device, options):
+    """In a process of its own: the shape checks of the tests are no part of the graph."""
+    folders = [str(ROOT), str(ROOT / "tools/benchmarks")]
+    command = [sys.executable, "-W", "ignore", "-c", COMPARED, *folders, device, repr(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    num_graphs, difference = done.stdout.splitlines()[-1].split()
+    assert int(num_graphs) == 1
+    assert float(difference) < 1e-2
 
 
 class Wrapped(nn.Module):

@@ -10,7 +10,7 @@ from trainings import read_checkpoint
 
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import load_config
-from mapet_mm.utils.dist import number_slurm_task
+from mapet_mm.utils.dist import number_slurm_task, require_gpu_of_its_own
 from mapet_mm.utils.errors import UserError
 
 SYNC_BN = dict(type="LinearNeck", in_channels=16, out_channels=16, norm_cfg=dict(type="SyncBN"))
@@ -112,3 +112,18 @@ def test_a_slurm_task_takes_a_gpu_that_it_sees(monkeypatch, gpus, number):
     monkeypatch.setenv("SLURM_LOCALID", "5")
     number_slurm_task()
     assert os.environ["SLURM_LOCALID"] == number
+
+
+@pytest.mark.parametrize(
+    ("number", "gpus", "is_refused"), [(0, 1, False), (7, 8, False), (8, 8, True), (1, 0, False)]
+)
+def test_more_processes_than_gpus_are_one_line(monkeypatch, number, gpus, is_refused):
+    """PyTorch's own is "invalid device ordinal", from deep inside, in half of the processes."""
+    monkeypatch.setenv("LOCAL_RANK", str(number))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    if not is_refused:
+        require_gpu_of_its_own()
+        return
+    with pytest.raises(UserError, match="more processes than GPUs: 8 visible, and this is process 9"):
+        require_gpu_of_its_own()

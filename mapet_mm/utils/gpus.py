@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from glob import glob
+from typing import Any
 
 import torch
 
@@ -57,6 +58,16 @@ def runs_on(capability: tuple[int, int], built_for: Iterable[str]) -> bool:
         if built <= capability and (kind == "compute" or built[0] == capability[0]):
             return True
     return False
+
+
+def allow_deterministic_products(randomness: Mapping[str, Any]) -> None:
+    """Give cuBLAS the workspace without which PyTorch before 2.11 refuses `deterministic=True` on a GPU.
+
+    Args:
+        randomness: a config's.
+    """
+    if randomness.get("deterministic") and torch.__version__ < "2.11":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def visible_device_files() -> list[str]:

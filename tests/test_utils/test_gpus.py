@@ -1,14 +1,18 @@
 """A GPU that PyTorch cannot use stops a run that would go on, on the CPU."""
 
+import os
+
 import pytest
 import torch
+from gpu_runs import is_gpu_run
 from mmengine.config import Config
+from torch.torch_version import TorchVersion
 
 from mapet_mm.engine.runners.launch import configure_test, configure_training
 from mapet_mm.utils import gpus
 from mapet_mm.utils.dist import choose_device
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.gpus import require_usable_gpu, runs_on
+from mapet_mm.utils.gpus import allow_deterministic_products, require_usable_gpu, runs_on
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver."
 LOCKED = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
@@ -95,3 +99,38 @@ def test_a_gpu_that_the_build_has_no_code_for_stops_the_processes_that_would_use
 )
 def test_code_runs_on_its_generation_and_portable_code_on_later_ones(capability, built_for, runs):
     assert runs_on(capability, built_for) == runs
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["pytest"], False),
+        (["pytest", "-m", "not slow and not gpu"], False),
+        (["pytest", "-m", "slow"], False),
+        (["pytest", "-m", "gpu"], True),
+        (["pytest", "-q", "-m", "gpu and not slow", "tests"], True),
+    ],
+)
+def test_only_the_run_of_the_tests_for_a_gpu_sees_it(words, expected):
+    assert is_gpu_run(words) is expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this is the run for a GPU")
+def test_the_other_tests_see_none():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "own", "expected"),
+    [("2.10.1", None, ":4096:8"), ("2.10.1", ":16:8", ":16:8"), ("2.11.0", None, None)],
+)
+def test_deterministic_products_before_torch_2_11_get_their_workspace(monkeypatch, version, own, expected):
+    """PyTorch refuses them without; from 2.11 on it does not ask, and nothing changes."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", own or "")  # restored afterwards
+    if own is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    allow_deterministic_products(dict(deterministic=False))
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == own
+    allow_deterministic_products(dict(seed=0, deterministic=True))
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == expected

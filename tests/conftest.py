@@ -14,8 +14,8 @@ from gpu_runs import is_gpu_run
 # side by side. A forked one would wait for ever for threads that its parent had. PyTorch reads it when it is
 # imported.
 os.environ["OMP_NUM_THREADS"] = "1"
-# A GPU is for `pytest -m gpu`: tests of equal bits, and what they start, compute on the CPU. MMEngine looks for
-# a GPU when it is imported. (xdist's processes inherit it.)
+# A GPU is for `pytest -m gpu`: tests of equal bits, and what they start, compute on the CPU. MMEngine looks
+# for a GPU when it is imported. (xdist's processes inherit it.)
 if not is_gpu_run(sys.argv) and "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

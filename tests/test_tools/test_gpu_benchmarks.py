@@ -42,6 +42,7 @@ def test_a_row_that_fails_is_said_and_the_next_one_measured(monkeypatch, capsys)
         return lambda: torch.zeros(())
 
     monkeypatch.setattr(pretrain_throughput, "build_step", build)
+    monkeypatch.setattr("logging.disable", lambda level: None)  # of its own process
     args = Namespace(variants=["eager", "mim", "pim"], dry_run=True, profile=True)
     with pytest.raises(SystemExit) as ended:
         measure_case("tiny:256", args)

@@ -41,7 +41,6 @@ from torch.profiler import ProfilerActivity, profile
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.engine.hooks.compile_hook import CompileHook
 from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook, Step
-from mapet_mm.models.utils.attention import switch_cudnn_attention
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.splitmix import DRAW_SEED
 
@@ -130,7 +129,6 @@ class PretrainingStep:
         dtype: str | None = None,
         **backbone: Any,
     ) -> None:
-        switch_cudnn_attention()  # as a training does
         cfg = recipe_of(variant, size, num_layers)
         cfg.model.backbone.update(backbone)
         cfg.optim_wrapper.dtype = dtype

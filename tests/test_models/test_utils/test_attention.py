@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.utils import attention
 from mapet_mm.models.utils.attention import attend, attend_with_bmm
 
@@ -57,6 +58,21 @@ def gradients_of(backend: SDPBackend, made: list[torch.Tensor], bias: torch.Tens
     with sdpa_kernel(backend):
         rows = F.scaled_dot_product_attention(*made, attn_mask=bias)
     return torch.autograd.grad(rows.float().square().sum(), made)
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [(None, False), ("1", True)])
+def test_a_two_stream_vit_leaves_cudnns_attention_off_whoever_trains_it(monkeypatch, allowed, expected):
+    """A notebook and other trainers build the model alone."""
+    monkeypatch.delenv("MAPET_MM_CUDNN_ATTENTION", raising=False)
+    if allowed:
+        monkeypatch.setenv("MAPET_MM_CUDNN_ATTENTION", allowed)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        arch = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
+        MaPeTPretrainViT(arch, img_size=32, cutting_point=3)
+        assert torch.backends.cuda.cudnn_sdp_enabled() is expected
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @pytest.mark.gpu

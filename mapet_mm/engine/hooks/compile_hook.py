@@ -52,6 +52,7 @@ class CompileHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Compile; the first iterations then take minutes."""
         self._is_first_step = True
+        torch.compiler.set_stance("default")  # whatever a training left that was interrupted
         self.compile(unwrapped(runner.model))
         runner.logger.info("The backbone is compiled in the first iterations, which takes minutes.")
 

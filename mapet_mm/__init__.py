@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 # What is imported when it is first used, and from where.
 LAZY = {
     "StoredImages": "mapet_mm.datasets",
+    "TIMMViT": "mapet_mm.models",
     "evaluate": "mapet_mm.python",
     "load": "mapet_mm.python",
     "pretrain": "mapet_mm.python",

@@ -16,12 +16,12 @@ from mmengine.runner import Runner
 from mapet_mm.cli.choices import Choices
 from mapet_mm.cli.starts import INIT, Start
 from mapet_mm.cli.verdict import HELD_OUT, add_entries, write_lists
-from mapet_mm.interop.like_start import EXPORTS
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.config import nodes, type_name
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import IDENTITY
+from mapet_mm.utils.run_folder import EXPORTS
 
 TOKENIZER = "tokenizer.py"
 PRETRAINING = "pretrain.py"

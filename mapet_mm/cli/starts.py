@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from mapet_mm.cli.start_models import of_hugging_face, of_timm
 from mapet_mm.evaluation.libraries import one_line
-from mapet_mm.evaluation.named import RUN_CONFIG, newest_checkpoint
 from mapet_mm.interop.convert import FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.hf_timm import EPS, MODEL_TYPES
-from mapet_mm.interop.like_start import EXPORTS, TIMM_NETWORK, images_of
+from mapet_mm.interop.like_start import TIMM_NETWORK, images_of
 from mapet_mm.interop.names import MASK_TOKEN
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest, digest_of_file
+from mapet_mm.utils.run_folder import EXPORTS, RUN_CONFIG, newest_checkpoint
 from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
 
 INIT = "init.pth"

@@ -19,8 +19,9 @@ from torch import nn
 from mapet_mm.evaluation.adapters import TokenBackbone, network_of, swaps_channels
 from mapet_mm.evaluation.checkpoint_weights import WeightsError, load_weights
 from mapet_mm.models import MaPeT, MaPeTPretrainViT
+from mapet_mm.models.backbones.timm_weights import read_source
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.config import class_of, pretrained_entries, read_config, scope_of
+from mapet_mm.utils.config import class_of, pretrained_entries, read_config, scope_of, type_name
 from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.utils.identity import digest
 from mapet_mm.weight_files import only_safe_globals
@@ -176,13 +177,20 @@ def without_weights(config: Any) -> Any:
 
 
 def without_own_weights(config: Any) -> Any:
-    """A copy of a config of a backbone in which no library loads weights of its own: `pretrained=True`."""
+    """A copy of a config of a backbone in which no library loads weights of its own: `pretrained=True`.
+
+    A RUN or folder that a `TIMMViT` names becomes the network in it.
+    """
     if isinstance(config, Mapping):
-        return {
+        changed = {
             name: without_own_weights(value)
             for name, value in config.items()
-            if not (name == "pretrained" and value is True)
+            if not (name == "pretrained" and value is True) and name != "checkpoint_path"
         }
+        if type_name(config.get("type", "")) == "TIMMViT":
+            network, _ = read_source(config["model_name"])
+            changed = {**network, **changed, "model_name": network["model_name"]}
+        return changed
     if isinstance(config, list | tuple):
         return [without_own_weights(value) for value in config]
     return config

@@ -21,17 +21,17 @@ from mapet_mm.evaluation.libraries import LIBRARIES, one_line
 from mapet_mm.evaluation.models import RANDOM, Checkpoint, checkpoint_of, load_checkpoint
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import Preparation, description_of, read_description
-from mapet_mm.interop.like_start import EXPORTS, images_of
+from mapet_mm.interop.like_start import images_of
 from mapet_mm.interop.released import SCHEME
 from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.config import in_package, read_config
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import IDENTITY
+from mapet_mm.utils.run_folder import EXPORTS, RUN_CONFIG, newest_checkpoint
 from mapet_mm.weight_files import read_checkpoint
 
 CONFIGS = (".py", ".yml", ".yaml", ".json")
-RUN_CONFIG = "pretrain.py"  # of the folder that `mapet-mm pretrain` makes
 
 
 def load_model(
@@ -75,15 +75,6 @@ def load_model(
     if name.endswith(CONFIGS):
         return _of_config(name, read_config(in_package(name), options=options), checkpoint, prefix, changes)
     return _described(name, changes)
-
-
-def newest_checkpoint(run: Path) -> Path:
-    """The last checkpoint in the folder of a `mapet-mm pretrain`; UserError if there is none yet."""
-    work_dir = run / read_config(run / RUN_CONFIG).work_dir
-    found = [path for path in work_dir.glob("epoch_*.pth") if path.stem.partition("_")[2].isdigit()]
-    if not found:
-        raise UserError(f"{work_dir} has no epoch_N.pth yet: continue the pre-training")
-    return max(found, key=lambda path: int(path.stem.partition("_")[2]))
 
 
 def random_twin(

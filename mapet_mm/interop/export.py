@@ -11,13 +11,14 @@ from torch import Tensor
 from mapet_mm.interop.convert import FROM_MM, StateDict, network
 from mapet_mm.interop.description import ENTRY, Description, read_description
 from mapet_mm.interop.hf_export import hf_config, hf_preprocessor
-from mapet_mm.interop.like_start import EXPORTS, write_like_start
+from mapet_mm.interop.like_start import write_like_start
 from mapet_mm.interop.model_card import write_model_card
 from mapet_mm.interop.onnx_export import SHAPES, write_onnx
 from mapet_mm.interop.timm_export import timm_call, timm_config
 from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.commands import loading_call
+from mapet_mm.utils.run_folder import EXPORTS
 from mapet_mm.weight_files import write_weights
 
 FOLDERS = ("timm", "hf")  # libraries that load a folder

@@ -15,11 +15,9 @@ from mapet_mm.interop.hf_timm import timm_to_hf
 from mapet_mm.interop.names import MASK_TOKEN, StateDict
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.commands import loading_call
+from mapet_mm.utils.run_folder import EXPORTS
 from mapet_mm.weight_files import write_weights
 
-# Entry of a training's config, and of the metadata of its checkpoints and of its start: the files that timm
-# ("timm") and Hugging Face ("hf", "hf_preprocessor"; null if it has no such network) read beside the weights.
-EXPORTS = "exports"
 # Where this package's backbone has the weights of timm's network.
 TIMM_NETWORK = "backbone.timm_model."
 

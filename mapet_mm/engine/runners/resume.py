@@ -15,7 +15,8 @@ from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from mapet_mm.interop.released import SCHEME, released_weights
-from mapet_mm.utils.config import nodes, pretrained_entries
+from mapet_mm.models.backbones.checkpoint_hooks import remedy_for
+from mapet_mm.utils.config import nodes, pretrained_entries, type_name
 from mapet_mm.utils.errors import LaunchError, UserError, listed
 from mapet_mm.utils.identity import digest, digest_of_file
 from mapet_mm.weight_files import WeightFileError, fetch, only_safe_globals, without_wrapper, without_wrappers
@@ -123,9 +124,10 @@ def check_weights(model: nn.Module, checkpoint: dict) -> None:
         weights.clear()
         weights.update(renamed)
     if set(names).isdisjoint(weights):
+        remedy = remedy_for(weights, "`mapet-mm convert` renames timm's and Hugging Face's")
         raise UserError(
             f"no weight of the checkpoint has a name of the model's: it has {listed([*weights], 3)}, "
-            f"the model {listed(names, 3)}; `mapet-mm convert` renames timm's and Hugging Face's"
+            f"the model {listed(names, 3)}; {remedy}"
         )
 
 
@@ -135,7 +137,8 @@ def check_pretrained(cfg: Config, trust: bool = False) -> None:
     MMSegmentation's and MMDetection's models also take `pretrained=FILE`, of the whole or of its backbone.
 
     Raises:
-        LaunchError: one leaves it open, or the file is not there.
+        LaunchError: one leaves it open, the file is not there, or MMPretrain's `TIMMBackbone` would load
+            nothing of it.
     """
     for key, part in (("model", cfg.model), ("model.backbone", cfg.model.get("backbone") or {})):
         source = part.get("pretrained")
@@ -152,6 +155,34 @@ def check_pretrained(cfg: Config, trust: bool = False) -> None:
                 f"the config leaves `{key}.checkpoint` open: --cfg-options {key}.checkpoint=CHECKPOINT, "
                 f"or {key}=None to start from random weights"
             )
+    for key, backbone in nodes(cfg.model, "model"):
+        if isinstance(backbone, dict) and type_name(backbone.get("type", "")) == "TIMMBackbone":
+            _check_timm_backbone(key, backbone, trust)
+
+
+def _check_timm_backbone(key: str, backbone: dict, trust: bool) -> None:
+    """Raise LaunchError where MMPretrain's `TIMMBackbone` could not take a ViT's weights.
+
+    With `features_only`, which it needs for maps, its weights have other names than a pre-training's, and
+    timm cannot load a `checkpoint_path`.
+    """
+    remedy = 'take type="mapet_mm.TIMMViT" with the same entries, or with a RUN as `model_name`'
+    has_maps = backbone.get("features_only", False)
+    file = backbone.get("checkpoint_path")
+    if file and (has_maps or Path(file).with_name("config.json").is_file()):
+        raise LaunchError(f"`{key}`: timm's models do not take `checkpoint_path` {file} like this: {remedy}")
+    own_names = "timm_model.model." if has_maps else "timm_model."
+    for entry_key, init_cfg in pretrained_entries(backbone.get("init_cfg"), f"{key}.init_cfg"):
+        file = Path(init_cfg["checkpoint"]).expanduser()
+        if not file.is_file():
+            continue
+        content = read(file, trust)
+        prefix = init_cfg.get("prefix") or ""
+        prefix = prefix and prefix.removesuffix(".") + "."
+        names = [name.removeprefix(prefix) for name in content.get("state_dict", content)]
+        is_of_vit = any(name.startswith(("blocks.", "timm_model.blocks.")) for name in names)
+        if is_of_vit and not any(name.startswith(own_names) for name in names):
+            raise LaunchError(f"`{entry_key}` would load nothing of {file} into TIMMBackbone: {remedy}")
 
 
 def _find_prefix(key: str, init_cfg: dict[str, Any], trust: bool) -> None:

@@ -19,6 +19,8 @@ SCALE = re.compile(rf"(layers\.\d+\.)({'|'.join(map(re.escape, SCALED))})")
 # Key of the grid of (rows, columns) of patches in a state dict's metadata of the backbone.
 PATCH_GRID = "patch_grid"
 RELATIVE_POSITIONS = ("relative_position_bias_table", "rel_pos_bias.")
+# Where MMPretrain's `TIMMBackbone`, and what is made of it, have the weights of timm's network.
+OF_TIMM = "timm_model."
 
 
 class CheckpointNamesError(UserError, ValueError):
@@ -43,9 +45,11 @@ def adapt_checkpoint(
     others = [name for name in state_dict if name not in own and name != "mask_token"]
     # A whole model may be given weights that are not its backbone's; a backbone alone may not.
     if not prefix and others and layers.isdisjoint(state_dict):
+        remedy = remedy_for(
+            others, "give the `init_cfg` a `prefix`, or convert the weights with `mapet-mm convert`"
+        )
         raise CheckpointNamesError(
-            f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: give the `init_cfg` "
-            "a `prefix`, or convert the weights with `mapet-mm convert`"
+            f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: {remedy}"
         )
     renamed = beit_to_vit(state_dict, prefix)
     if renamed:
@@ -62,6 +66,16 @@ def adapt_checkpoint(
         state_dict.update(folded)
         print_log(f"Folded {len(to_fold)} LayerScales: the backbone has none.", "current")
     fit_positions(vit, state_dict, prefix, local_metadata.get(PATCH_GRID))
+
+
+def remedy_for(names: Iterable[str], otherwise: str) -> str:
+    """What to do with weights none of which a model has: `otherwise`, unless they are a ViT's of timm."""
+    if any(OF_TIMM in name or name.startswith("blocks.") for name in names):
+        return (
+            'they are of a ViT of timm, for which the backbone is dict(type="mapet_mm.TIMMViT", '
+            'model_name="RUN", ...), RUN being the folder of `mapet-mm pretrain`, its epoch_N.pth or RUN/timm'
+        )
+    return otherwise
 
 
 def fit_norms(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from mapet_mm.models.backbones.checkpoint_hooks import adapt_checkpoint, record_grid
 from mapet_mm.models.backbones.initialisation import init_truncated_normal
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
+from mapet_mm.models.utils.feature_maps import cut_padding
 from mapet_mm.models.utils.layout import Layout
 from mapet_mm.models.utils.two_stream import (
     TwoStreamLayer,
@@ -31,6 +32,7 @@ from mapet_mm.models.utils.two_stream import (
 from mapet_mm.registry import MODELS
 
 WITH_CLASS_TOKEN = "featmap_and_cls_token"
+MAPS = ("featmap", WITH_CLASS_TOKEN)
 LAYER_SCALE_TYPES = (LayerScale, mmpretrain_parts.LayerScale)
 
 
@@ -99,7 +101,8 @@ class MaPeTViT(VisionTransformer):
     only the weights have one, it is multiplied into the layer before it.
 
     Its initial weights are the authors'. Checkpoints without any of its layers or with an unknown patch grid
-    are refused.
+    are refused. Images may have any size: their positions are resized, and of a side that is no multiple of
+    the patch a map leaves out what the padding answered.
 
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
@@ -184,9 +187,22 @@ class MaPeTViT(VisionTransformer):
         """MMPretrain's hook on loading; its own takes every grid for a square."""
         adapt_checkpoint(self, state_dict, prefix, local_metadata)
 
+    def forward(
+        self, images: Float[Tensor, "batch channel height width"]
+    ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
+        """The output of each layer of `out_indices`, as `out_type` says; maps cover the image exactly."""
+        outputs = super().forward(images)
+        if self.out_type not in MAPS:
+            return outputs
+        size = images.shape[-2:]
+        stride = self.patch_embed.projection.stride
+        if self.out_type == "featmap":
+            return tuple(cut_padding(feature_map, size, stride) for feature_map in outputs)
+        return tuple((cut_padding(feature_map, size, stride), token) for feature_map, token in outputs)
+
     def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         """One layer's output, as `out_type` says."""
-        if self.out_type not in ("featmap", WITH_CLASS_TOKEN):
+        if self.out_type not in MAPS:
             return super()._format_output(tokens, grid)
         patches = tokens[:, self.num_extra_tokens :].unflatten(1, tuple(grid))  # B h w D
         # Not MMPretrain's permuted view: some decoders take views of it themselves.

@@ -29,6 +29,7 @@ from mapet_mm.engine.runners.resume import (
 )
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import nodes
+from mapet_mm.weight_files import write_weights
 
 
 class Foreign:
@@ -349,3 +350,34 @@ def test_a_compiled_models_checkpoint_is_one_of_the_model():
     augmented.module = model  # MMEngine loads into this
     check_weights(augmented, checkpoint)
     assert checkpoint["state_dict"].keys() == model.state_dict().keys()
+
+
+TIMM = dict(type="mmpretrain.TIMMBackbone", model_name="vit_small_patch16_dinov3")
+EPOCH = dict(type="Pretrained", checkpoint="RUN/training/epoch_1.pth", prefix="backbone.")
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        dict(TIMM, features_only=True, init_cfg=EPOCH),
+        dict(TIMM, features_only=True, init_cfg=dict(EPOCH, prefix="backbone.timm_model.")),
+        dict(TIMM, init_cfg=dict(EPOCH, prefix="backbone.timm_model")),
+        dict(TIMM, features_only=True, checkpoint_path="RUN/timm/model.safetensors"),
+        dict(TIMM, checkpoint_path="RUN/timm/model.safetensors"),
+    ],
+)
+def test_weights_that_mmpretrains_backbone_of_timm_cannot_take_are_refused(backbone, tmp_path, monkeypatch):
+    """The first two would train on from random weights, with a line in the log."""
+    monkeypatch.chdir(tmp_path)
+    weights = {"backbone.timm_model.blocks.0.norm1.weight": torch.zeros(1)}
+    write_weights(tmp_path / "RUN/training/epoch_1.pth", weights)
+    write_weights(tmp_path / "RUN/timm/model.safetensors", weights)
+    (tmp_path / "RUN/timm/config.json").write_text("{}")
+    cfg = Config(dict(model=dict(type="mmseg.EncoderDecoder", backbone=backbone)))
+    with pytest.raises(LaunchError, match=r"^`model.backbone.*type=\"mapet_mm.TIMMViT\"") as raised:
+        check_pretrained(cfg)
+    assert "\n" not in str(raised.value)
+    # What it can take, and another library's names, are let through.
+    check_pretrained(
+        Config(dict(model=dict(type="mmseg.EncoderDecoder", backbone=dict(TIMM, init_cfg=EPOCH))))
+    )

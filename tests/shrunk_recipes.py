@@ -45,6 +45,8 @@ def shrunk(path: Path) -> Config:
         model.backbone.embed_dim = model.head.embed_dims = WIDTH
     if model.type == "EncoderDecoder":
         shrink_decoder(model)
+        if "model_name" in model.backbone:  # timm's
+            model.backbone.update(embed_dim=WIDTH, num_heads=3)
         if path.parent.name == "segmentation":  # a quarter of the size
             model.backbone.img_size = 128
             model.data_preprocessor.size = model.data_preprocessor.test_cfg.size = (128, 128)

@@ -7,6 +7,10 @@ import timm
 import torch
 import transformers
 
+from mapet_mm.interop.like_start import write_like_start
+from mapet_mm.models import MaPeTPretrainTIMM
+from mapet_mm.weight_files import write_weights
+
 SIDE = 32
 SMALL = dict(img_size=SIDE, patch_size=8, embed_dim=24, depth=2, num_heads=3)
 # timm's architecture, arguments of a small one, and Hugging Face's type of it.
@@ -76,3 +80,26 @@ def save_hugging_face(kind: str, folder: Path, **options: object) -> torch.nn.Mo
         processor = transformers.BitImageProcessor(size=dict(shortest_edge=40), crop_size=size)
     processor.save_pretrained(folder)
     return network
+
+
+def save_run(kind: str, run: Path, **options: object) -> MaPeTPretrainTIMM:
+    """Write what a RUN that continued a small ViT of timm has of it, and return the training's backbone.
+
+    The norms add 1e-3 to the variance, as those of no library, so that nobody takes them for granted.
+    """
+    name, arguments, _ = OF_TIMM[kind]
+    sizes = {**arguments, **options}
+    vit = randomise(MaPeTPretrainTIMM(name, cutting_point=8, norm_eps=1e-3, **sizes))
+    side = sizes["img_size"]
+    config = dict(
+        architecture=name, num_classes=0, model_args=sizes, pretrained_cfg=dict(input_size=[3, side, side])
+    )
+    exports = dict(timm=config, hf=None, images=dict(img_size=[side, side]), norm_eps=1e-3)
+    weights = {f"backbone.{key}": value for key, value in vit.state_dict().items()}
+    weights["head.projection.bias"] = torch.zeros(3)
+    (run / "pretrain.py").write_text('work_dir = "training"\n')
+    older = {key: torch.zeros_like(value) for key, value in weights.items()}
+    write_weights(run / "training/epoch_9.pth", older, dict(exports=exports))
+    write_weights(run / "training/epoch_10.pth", weights, dict(exports=exports))
+    write_like_start(run / "timm", "timm", weights, exports)
+    return vit

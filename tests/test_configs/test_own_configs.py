@@ -8,15 +8,35 @@ import pytest
 import torch
 from config_building import ROOT
 from dense_folders import write_dense
+from mmengine.config import Config
 from PIL import Image
+from starts import save_run
 
 from mapet_mm.engine.runners.build_runner import build_runner
-from mapet_mm.engine.runners.launch import configure_training, load_config
+from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
 from mapet_mm.structures import TokenStore
 
 PAGE = (ROOT / "docs/own_configs.md").read_text()
 ARCH = dict(_delete_=True, embed_dims=24, num_layers=12, num_heads=3, feedforward_channels=48)
 IMAGES = ["a.png", "b.png"]
+# The segmentor in small: of width 24, two steps on squares of 64 pixels.
+SEGMENTOR = {
+    "model.data_preprocessor.size": (64, 64),
+    "model.neck.embed_dim": 24,
+    "model.neck.norm_cfg.type": "BN",
+    "model.decode_head.norm_cfg.type": "BN",
+    "model.decode_head.in_channels": [24] * 4,
+    "model.decode_head.channels": 16,
+    "model.test_cfg": dict(mode="slide", crop_size=(64, 64), stride=(43, 43)),
+    "train_dataloader.dataset.pipeline.2.scale": (256, 64),
+    "train_dataloader.dataset.pipeline.3.crop_size": (64, 64),
+    "val_dataloader.dataset.pipeline.1.scale": (256, 64),
+    "test_dataloader.dataset.pipeline.1.scale": (256, 64),
+    "param_scheduler": None,  # longer than the training
+    "train_cfg.max_iters": 2,
+    "train_cfg.val_interval": 2,
+    "default_hooks.checkpoint.interval": 2,
+}
 
 
 @pytest.fixture
@@ -28,12 +48,18 @@ def project(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def train(config: str, **options) -> Path:
+def train(config: str, resume: str | None = None, **options) -> Path:
     """Train a config as mapet-mm does; the folder of its checkpoints."""
-    cfg = load_config(config, {"train_dataloader.num_workers": 0, **options}, "run")
-    configure_training(cfg)
+    cfg = load_config(config, {**without_workers(config), **options}, "run")
+    configure_training(cfg, resume)
     build_runner(cfg, "none").train()
     return Path("run")
+
+
+def without_workers(config: str) -> dict[str, int]:
+    """The options that load images in the process itself."""
+    loaders = [key for key in Config.fromfile(config) if key.endswith("_dataloader")]
+    return {f"{loader}.num_workers": 0 for loader in loaders}
 
 
 def test_the_pre_training_trains_and_gets_the_check_of_its_tokens(project):
@@ -70,26 +96,48 @@ def test_the_segmentor_starts_from_a_pre_training_and_trains(project):
     torch.save(dict(state_dict=weights, meta={}), "pretrained.pth")
     write_dense(project / "data/ade/ADEChallengeData2016", "ade20k", train=2, val=1)
     options = {
+        **SEGMENTOR,
         "model.backbone.arch": ARCH,
         "model.backbone.img_size": 64,
         "model.backbone.init_cfg.checkpoint": "pretrained.pth",
-        "model.data_preprocessor.size": (64, 64),
-        "model.neck.embed_dim": 24,
-        "model.neck.norm_cfg.type": "BN",
-        "model.decode_head.norm_cfg.type": "BN",
-        "model.decode_head.in_channels": [24] * 4,
-        "model.decode_head.channels": 16,
-        "train_dataloader.dataset.pipeline.2.scale": (256, 64),
-        "train_dataloader.dataset.pipeline.3.crop_size": (64, 64),
-        "param_scheduler": None,  # longer than the training
-        "train_cfg.max_iters": 2,
-        "default_hooks.checkpoint.interval": 2,
     }
     folder = train("my_segmentor.py", **options)
     trained = torch.load(folder / "iter_2.pth", weights_only=True)["state_dict"]
     start = weights["backbone.layers.0.attn.qkv.weight"]
     change = (trained["backbone.layers.0.attn.qkv.weight"] - start).abs().max()
     assert 0 < change < 1e-3  # it began there, and learned at the first layer's rate
+    assert "mIoU: " in next(folder.glob("*/*.log")).read_text()
+
+
+@pytest.mark.parametrize("kind", ["dinov2 with registers", "dinov3", "eva02, swiglu"])
+def test_a_continued_vit_is_fine_tuned_on_own_masks_resumed_and_tested(project, kind):
+    (project / "RUN").mkdir()
+    start = save_run(kind, project / "RUN", depth=4)
+    rng = np.random.default_rng(0)
+    for part in ("train", "val"):
+        labels = rng.integers(3, size=(90, 77), dtype=np.uint8)
+        for path, pixels in ((f"images/{part}/a.jpg", 80 * labels), (f"masks/{part}/a.png", labels)):
+            (project / "data/mine" / path).parent.mkdir(parents=True)
+            Image.fromarray(pixels).save(project / "data/mine" / path)
+    options = {**SEGMENTOR, "model.backbone.out_indices": [0, 1, 2, 3]}
+    folder = train("my_dino_segmentor.py", **options)
+    weights = start.state_dict()
+    trained = torch.load(folder / "iter_2.pth", weights_only=True)["state_dict"]
+    for name, value in weights.items():
+        if name.startswith("timm_model.blocks"):
+            change = (trained[f"backbone.{name}"] - value).abs().max()
+            assert change < 1e-3, name  # it began there
+    assert not trained["backbone.timm_model.blocks.3.mlp.fc2.weight"].equal(
+        weights["timm_model.blocks.3.mlp.fc2.weight"]
+    )
+
+    longer = {**options, "train_cfg.max_iters": 4}
+    train("my_dino_segmentor.py", resume="auto", **longer)
+    cfg = load_config("my_dino_segmentor.py", {**without_workers("my_dino_segmentor.py"), **longer}, "run")
+    configure_test(cfg, str(folder / "iter_4.pth"))
+    runner = build_runner(cfg, "none")
+    assert 0 <= runner.test()["mIoU"] <= 100
+    assert "mIoU: " in "".join(path.read_text() for path in folder.glob("*/*.log"))
 
 
 def test_every_config_of_the_page_spares_a_gpu_the_waits_for_its_host():

@@ -1,4 +1,4 @@
-"""MMSegmentation's decode heads train and predict on a `MaPeTViT`; docs/mixing.md lists them."""
+"""MMSegmentation's decode heads train and predict on `MaPeTViT` and `TIMMViT`; docs/mixing.md lists them."""
 
 import re
 from importlib.util import find_spec
@@ -22,6 +22,8 @@ BN = dict(type="BN")
 ARCH = dict(embed_dims=WIDTH, num_layers=4, num_heads=2, feedforward_channels=64)
 BACKBONE = dict(type="mapet_mm.MaPeTViT", arch=ARCH, img_size=64, patch_size=16, drop_path_rate=0.1)
 BACKBONE |= dict(out_type="featmap", out_indices=[0, 1, 2, 3])
+TIMM = dict(type="mapet_mm.TIMMViT", model_name="vit_small_patch16_dinov3", drop_path_rate=0.1)
+TIMM |= dict(embed_dim=WIDTH, depth=4, num_heads=2, out_indices=[0, 1, 2, 3])
 FOUR = dict(in_channels=[WIDTH] * 4, in_index=[0, 1, 2, 3])
 MAPS = dict(in_channels=[16] * 4, in_index=[0, 1, 2, 3])
 PYRAMID = dict(type="Feature2Pyramid", embed_dim=WIDTH, norm_cfg=BN)
@@ -94,29 +96,29 @@ ALL = [
 ]
 
 
-def build(name: str) -> nn.Module:
+def build(name: str, vit: dict) -> nn.Module:
     if name in MASKS:
-        return mask_classifier(MASKS[name])
-    return segmentor(name, **{**HEADS, **OPERATORS}[name])
+        return mask_classifier(MASKS[name], vit)
+    return segmentor(name, vit, **{**HEADS, **OPERATORS}[name])
 
 
-def mask_classifier(config: str) -> nn.Module:
+def mask_classifier(config: str, vit: dict) -> nn.Module:
     """A segmentor of MMSegmentation's that classifies masks, on our backbone."""
     model = Config.fromfile(Path(mmseg.__file__).parent / ".mim/configs" / config).model
     model.decode_head.update(in_channels=[16] * 4, num_classes=CLASSES, num_queries=10)
     model.decode_head.loss_cls.class_weight = [1.0] * CLASSES + [0.1]
-    parts = dict(data_preprocessor=PREPROCESSOR, backbone=BACKBONE, neck=SIMPLE, test_cfg=ConfigDict(WINDOWS))
+    parts = dict(data_preprocessor=PREPROCESSOR, backbone=vit, neck=SIMPLE, test_cfg=ConfigDict(WINDOWS))
     with DefaultScope.overwrite_default_scope("mmseg"):
         return MODELS.build({**model, **parts})
 
 
 def segmentor(
-    name: str, head: dict | None = None, neck: dict | None = None, backbone: dict | None = None
+    name: str, vit: dict, head: dict | None = None, neck: dict | None = None, backbone: dict | None = None
 ) -> nn.Module:
     """A segmentor with this head on a ViT whose four layers give their maps."""
     head = dict(dict(in_channels=WIDTH, in_index=-1, channels=16, norm_cfg=BN), **head or {})
     head |= dict(type=name.split(",")[0], num_classes=CLASSES)
-    backbone = dict(BACKBONE, **backbone or {})
+    backbone = dict(vit, **backbone or {})
     settings = dict(train_cfg=dict(), test_cfg=ConfigDict(WINDOWS), data_preprocessor=PREPROCESSOR)
     with DefaultScope.overwrite_default_scope("mmseg"):
         parts = dict(backbone=backbone, neck=neck, decode_head=head)
@@ -137,9 +139,10 @@ def random_batch(count: int, height: int, width: int, classes: int) -> dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("vit", [BACKBONE, TIMM], ids=["MaPeTViT", "TIMMViT"])
 @pytest.mark.parametrize("name", ALL)
-def test_head_trains_and_predicts(name):
-    model = build(name)
+def test_head_trains_and_predicts(name, vit):
+    model = build(name, vit)
     before = {key: value.clone() for key, value in model.named_parameters() if value.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=1e-3))
     assert model.train().train_step(random_batch(2, 64, 64, CLASSES), wrapper)["loss"].isfinite()

@@ -13,8 +13,7 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size=(512, 512),
-        # A smaller image, as of --tta, is padded as in training. The patch embedding would pad it to whole
-        # patches, and nobody would cut that off: the prediction would lie beside its place.
+        # A smaller image, as of --tta, is padded as in training.
         test_cfg=dict(size=(512, 512)),
     ),
     backbone=dict(

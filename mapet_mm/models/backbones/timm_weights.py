@@ -130,8 +130,8 @@ def _require_same_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tenso
     if wrong:
         raise CheckpointNamesError(
             f"the checkpoint is of another network: {len(wrong)} weights are missing, too many or of another "
-            f"shape, {listed(wrong, 3)}: give the sizes of what was trained, or the RUN as `model_name`, which "
-            "has them"
+            f"shape, {listed(wrong, 3)}: give the sizes of what was trained, or as `model_name` the RUN, "
+            "which has them"
         )
 
 

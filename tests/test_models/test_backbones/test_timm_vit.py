@@ -6,50 +6,24 @@ import pytest
 import timm
 import torch
 from mmengine.optim import build_optim_wrapper
-from starts import OF_TIMM, randomise
+from starts import OF_TIMM, SIDE, save_run
 from torch import nn
 
-from mapet_mm.interop.like_start import write_like_start
 from mapet_mm.models import MaPeTPretrainTIMM, MaPeTViT, TIMMViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import write_weights
 
 KINDS = ("dinov2 with registers", "dinov3", "eva02, swiglu", "clip")
-SIDE = 32  # of the training's images; patches of 8
 WIDTH = 24
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def run(request, tmp_path_factory) -> tuple[Path, MaPeTPretrainTIMM, str, dict]:
-    """A RUN that continued a small ViT of timm: its folder, and the training's backbone."""
+    """A RUN that continued a small ViT of timm: its folder, the training's backbone, its name and sizes."""
     name, sizes, _ = OF_TIMM[request.param]
     folder = tmp_path_factory.mktemp("run")
-    vit = randomise(MaPeTPretrainTIMM(name, cutting_point=8, **sizes))
-    exports = dict(
-        timm=dict(
-            architecture=name,
-            num_classes=0,
-            model_args=sizes,
-            pretrained_cfg=dict(input_size=[3, SIDE, SIDE]),
-        ),
-        hf=None,
-        images=dict(
-            img_size=[SIDE, SIDE], mean=[0.5] * 3, std=[0.5] * 3, resize=None, interpolation="bicubic"
-        ),
-        norm_eps=1e-3,
-        sizes=dict(patch_size=8, embed_dims=WIDTH, num_extra_tokens=vit.num_extra_tokens),
-    )
-    for module in vit.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = exports["norm_eps"]
-    weights = {f"backbone.{key}": value for key, value in vit.state_dict().items()}
-    weights["head.projection.bias"] = torch.zeros(3)
-    (folder / "pretrain.py").write_text('work_dir = "training"\n')
-    write_weights(folder / "training/epoch_9.pth", {**weights, "backbone.mask_token": torch.zeros(1)}, {})
-    write_weights(folder / "training/epoch_10.pth", weights, dict(exports=exports))
-    write_like_start(folder / "timm", "timm", weights, exports)
-    return folder, vit, name, sizes
+    return folder, save_run(request.param, folder), name, sizes
 
 
 def roads(run: tuple) -> dict[str, dict]:

@@ -10,6 +10,7 @@ from frozen_features import PIPELINE, save, take
 from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
 from safetensors.torch import save_file
+from starts import save_run
 from torch import nn
 
 import mapet_mm
@@ -246,3 +247,21 @@ def test_the_backbone_of_each_pre_training_recipe_is_built(path):
     with torch.device("meta"), in_scope(cfg):
         network = MODELS.build(backbone_of(cfg.model))
     assert network.img_size in ((224, 224), [224, 224])
+
+
+def test_a_backbone_that_names_a_run_has_its_weights_and_a_random_twin(tmp_path):
+    trained = save_run("dinov3", tmp_path)
+    backbone = dict(type="mapet_mm.TIMMViT", model_name=str(tmp_path), out_indices=[1])
+    preprocessor = dict(mean=[0.0] * 3, std=[1.0] * 3)
+    config = Config(
+        dict(model=dict(backbone=backbone, type="ImageClassifier"), data_preprocessor=preprocessor)
+    )
+    weights = []
+    for random in (False, True):
+        loaded = load_checkpoint(config, None, random=random)
+        assert loaded.is_random == random
+        weights.append(loaded.backbone.network.blocks[0].mlp.fc1.weight)
+    own = trained.timm_model.blocks[0].mlp.fc1.weight
+    assert torch.equal(weights[0], own)
+    assert weights[1].shape == own.shape
+    assert not torch.equal(weights[1], own)

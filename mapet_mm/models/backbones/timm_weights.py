@@ -30,16 +30,21 @@ def read_source(model_name: str) -> tuple[dict[str, Any], dict[str, Tensor] | No
         Arguments of `TIMMViT` for the network, its name in timm among them; and its weights, None of a name.
 
     Raises:
-        SourceError: a file or folder without such a model.
+        SourceError: nothing of that name, or without such a model.
     """
     path = Path(model_name.removeprefix(LOCAL)).expanduser()
     if path.is_file():
         return _of_checkpoint(path)
     if (path / RUN_CONFIG).is_file():
         return _of_checkpoint(newest_checkpoint(path))
-    if not path.is_dir():
+    if path.is_dir():
+        return _of_folder(path)
+    from timm import is_model
+
+    has_other_scheme = ":" in model_name and not model_name.startswith(LOCAL)
+    if has_other_scheme or is_model(model_name):
         return dict(model_name=model_name), None
-    return _of_folder(path)
+    raise SourceError(f"{model_name}: no model of timm, no folder and no file (seen from {Path.cwd()})")
 
 
 def _of_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

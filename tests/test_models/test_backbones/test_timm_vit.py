@@ -217,6 +217,7 @@ def test_sources_that_are_none_and_settings_that_cannot_be_are_refused(run, tmp_
     write_weights(tmp_path / "own/epoch_1.pth", {"backbone.cls_token": torch.zeros(1)})
     refused = [
         (dict(model_name=str(tmp_path)), "neither a RUN"),
+        (dict(model_name="RUN/timm"), "RUN/timm: no model of timm, no folder and no file"),
         (dict(model_name=str(tmp_path / "own/epoch_1.pth")), r"mapet_mm.MaPeTViT.*prefix="),
         (
             dict(model_name=str(folder), init_cfg=dict(type="Pretrained", checkpoint="")),

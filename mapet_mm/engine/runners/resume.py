@@ -173,16 +173,24 @@ def _check_timm_backbone(key: str, backbone: dict, trust: bool) -> None:
         raise LaunchError(f"`{key}`: timm's models do not take `checkpoint_path` {file} like this: {remedy}")
     own_names = "timm_model.model." if has_maps else "timm_model."
     for entry_key, init_cfg in pretrained_entries(backbone.get("init_cfg"), f"{key}.init_cfg"):
-        file = Path(init_cfg["checkpoint"]).expanduser()
-        if not file.is_file():
-            continue
-        content = read(file, trust)
-        prefix = init_cfg.get("prefix") or ""
-        prefix = prefix and prefix.removesuffix(".") + "."
-        names = [name.removeprefix(prefix) for name in content.get("state_dict", content)]
+        file, saved = _saved_names(init_cfg, trust)
+        names = [name.removeprefix(_prefix_of(init_cfg)) for name in saved]
         is_of_vit = any(name.startswith(("blocks.", "timm_model.blocks.")) for name in names)
         if is_of_vit and not any(name.startswith(own_names) for name in names):
             raise LaunchError(f"`{entry_key}` would load nothing of {file} into TIMMBackbone: {remedy}")
+
+
+def _saved_names(init_cfg: dict[str, Any], trust: bool) -> tuple[Path, list[str]]:
+    """The file of an `init_cfg`, and the names of the weights in it; none if it is no local file."""
+    file = Path(init_cfg["checkpoint"]).expanduser()
+    content = read(file, trust) if file.is_file() else {}
+    return file, list(content.get("state_dict", content))
+
+
+def _prefix_of(init_cfg: dict[str, Any]) -> str:
+    """The prefix of an `init_cfg` with its dot; empty if there is none."""
+    prefix = init_cfg.get("prefix") or ""
+    return prefix and prefix.removesuffix(".") + "."
 
 
 def _find_prefix(key: str, init_cfg: dict[str, Any], trust: bool) -> None:
@@ -191,13 +199,10 @@ def _find_prefix(key: str, init_cfg: dict[str, Any], trust: bool) -> None:
     Raises:
         LaunchError: the file has nothing under the prefix.
     """
-    file = Path(init_cfg["checkpoint"]).expanduser()
-    if not file.is_file():
+    file, names = _saved_names(init_cfg, trust)
+    if not names:
         return
-    content = read(file, trust)
-    names = content.get("state_dict", content)
-    asked = init_cfg.get("prefix") or ""
-    asked = asked and asked.removesuffix(".") + "."
+    asked = _prefix_of(init_cfg)
     prefixes = {name[: dot.end()] for name in names for dot in re.finditer(r"\.", name)}
     found = [prefix for prefix in prefixes if without_wrapper(prefix) == without_wrapper(asked)]
     # `backbone._orig_mod.` rather than `backbone.`, which is before it.
@@ -207,7 +212,7 @@ def _find_prefix(key: str, init_cfg: dict[str, Any], trust: bool) -> None:
     if found or not asked:
         return
     others = sorted(prefix for prefix in prefixes if prefix.endswith(f".{asked}"))
-    there = f"{listed([*names], most=3)}: --cfg-options {key}.prefix=PREFIX, or None to take all"
+    there = f"{listed(names, most=3)}: --cfg-options {key}.prefix=PREFIX, or None to take all"
     if others:
         there = f"under {listed(others, most=4)}: --cfg-options {key}.prefix={others[0]}"
     raise LaunchError(f"`{key}`: {file} has nothing under `{asked}`, but {there}")

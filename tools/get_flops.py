@@ -32,8 +32,11 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: |")
     for config in args.configs:
         cfg = read_config(config, args.cfg_options)
-        if not cfg.get("model", {}).get("backbone", {}).get("patch_size"):
-            raise UserError(f"{config} has no model of images (`model.backbone` with a `patch_size`)")
+        backbone = cfg.get("model", {}).get("backbone", {})
+        if not (backbone.get("patch_size") or backbone.get("model_name")):
+            raise UserError(
+                f"{config} has no model of images (`model.backbone` with a `patch_size` or `model_name`)"
+            )
         cost = complexity(cfg, (args.shape[0], args.shape[-1]) if args.shape else None)
         step = "-" if cost.step is None else f"{cost.step / 1e9:.4g}"
         print(f"| `{config}` | {cost.parameters / 1e6:.1f} | {cost.forward / 1e9:.4g} | {step} |", flush=True)

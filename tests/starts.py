@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import transformers
+from mmengine.config import Config
 
 from mapet_mm.interop.like_start import write_like_start
 from mapet_mm.models import MaPeTPretrainTIMM
@@ -97,7 +98,8 @@ def save_run(kind: str, run: Path, **options: object) -> MaPeTPretrainTIMM:
     exports = dict(timm=config, hf=None, images=dict(img_size=[side, side]), norm_eps=1e-3)
     weights = {f"backbone.{key}": value for key, value in vit.state_dict().items()}
     weights["head.projection.bias"] = torch.zeros(3)
-    (run / "pretrain.py").write_text('work_dir = "training"\n')
+    trained = dict(work_dir="training", train_cfg=dict(max_epochs=10), exports=exports)
+    Config(trained).dump(run / "pretrain.py")
     older = {key: torch.zeros_like(value) for key, value in weights.items()}
     write_weights(run / "training/epoch_9.pth", older, dict(exports=exports))
     write_weights(run / "training/epoch_10.pth", weights, dict(exports=exports))

@@ -371,6 +371,7 @@ def has_hugging_face(run: Path) -> bool:
 def next_steps(args: argparse.Namespace) -> str:
     """What to do with a RUN that has ended, by names that are right in the folder of the caller."""
     from mapet_mm.cli.verdict import HELD_OUT
+    from mapet_mm.utils.run_folder import backbone_entry
 
     evaluate = shlex.join(["mapet-mm", "evaluate", str(args.out)])
     lines = []
@@ -380,4 +381,5 @@ def next_steps(args: argparse.Namespace) -> str:
     lines.append(loading_call("timm", args.out / "timm"))
     if has_hugging_face(args.out):
         lines.append(loading_call("hf", args.out / "huggingface"))
+    lines.append(f"{backbone_entry(args.out)}  # in an OpenMMLab config")
     return "next: " + "\n      ".join(lines)

@@ -21,6 +21,7 @@ from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.config import type_name
+from mapet_mm.utils.run_folder import backbone_entry
 from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
 from mapet_mm.visualization.features import (
@@ -91,7 +92,10 @@ def report_of_run(
         results=verdict.table,
         sections=sections,
         facts=[tuple(line.split(maxsplit=1)) for line in version_report().splitlines() if " " in line],
-        commands=[command_of(run, full_paths=True)],
+        commands=[
+            command_of(run, full_paths=True),
+            f"{backbone_entry(run.absolute())}  # in an OpenMMLab config",
+        ],
     )
 
 

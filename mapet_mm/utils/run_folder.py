@@ -1,6 +1,9 @@
 """The folder that `mapet-mm pretrain` makes."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError
@@ -18,3 +21,28 @@ def newest_checkpoint(run: Path) -> Path:
     if not found:
         raise UserError(f"{work_dir} has no epoch_N.pth yet: continue the pre-training")
     return max(found, key=lambda path: int(path.stem.partition("_")[2]))
+
+
+def backbone_entry(run: Path) -> str:
+    """The entry of an OpenMMLab config that makes a RUN whose training has ended the backbone of a model."""
+    cfg = read_config(run / RUN_CONFIG)
+    if cfg.get(EXPORTS):
+        backbone = dict(type="mapet_mm.TIMMViT", model_name=str(run))
+    else:
+        trained = cfg.model.backbone
+        sizes = ("arch", "img_size", "patch_size", "layer_scale_init_value")
+        checkpoint = run / cfg.work_dir / f"epoch_{cfg.train_cfg.max_epochs}.pth"
+        backbone = dict(
+            type="mapet_mm.MaPeTViT",
+            **{name: trained[name] for name in sizes if name in trained},
+            out_type="featmap",
+            init_cfg=dict(type="Pretrained", checkpoint=str(checkpoint), prefix="backbone."),
+        )
+    return f"backbone={_as_python(backbone)}"
+
+
+def _as_python(value: Any) -> str:
+    """A value as configs have it."""
+    if isinstance(value, Mapping):
+        return f"dict({', '.join(f'{name}={_as_python(each)}' for name, each in value.items())})"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

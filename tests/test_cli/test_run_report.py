@@ -148,6 +148,7 @@ def test_the_page_shows_features_neighbours_codebook_command_and_versions(writte
         "Commands",
     ]
     assert "<code>mapet-mm pretrain " in page
+    assert "<code>backbone=dict(type=&#34;mapet_mm.TIMMViT&#34;, model_name=&#34;/" in page
     assert f"--epochs {EPOCHS}" in page
     assert f"<td>torch {version('torch')}</td>" in page
 

@@ -20,8 +20,9 @@ from mapet_mm.interop.description import description_entry
 from mapet_mm.interop.export import write_export
 from mapet_mm.interop.model_card import BEGIN, CARD, END, VERDICT, add_verdict, command_of, plain
 from mapet_mm.models import MaPeTViT
+from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, TokenStore
-from mapet_mm.weight_files import write_weights
+from mapet_mm.weight_files import read_weights, write_weights
 
 TINY = ROOT / "configs/mapet/mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
 SMALL = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=192)
@@ -104,6 +105,15 @@ def test_a_card_says_what_was_trained(target, library, architecture, run, meta, 
     assert f"    mapet-mm pretrain 'my photos' --out run {COMMAND}\n" in card.text
     assert "/home/me" not in card.text
     assert f'"{"hf-hub:" if target == "timm" else ""}USER/NAME"' in card.text
+
+
+def test_the_backbone_that_a_card_shows_has_the_exports_weights(run, meta, weights):
+    write_export(run / "export", "timm", weights, meta)
+    (entry,) = re.findall(r"^backbone=.*$", ModelCard.load(run / "export" / CARD).text, re.MULTILINE)
+    (backbone,) = eval(f"dict({entry.replace('FOLDER', str(run / 'export'))})").values()
+    vit = MODELS.build(backbone)
+    own = read_weights(run / "export")
+    assert all(value.equal(own[name.removeprefix("timm_model.")]) for name, value in vit.state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from starts import OF_TIMM, SIDE, save_run
+from starts import OF_TIMM, SIDE, randomise, save_run
 from torch import nn
 
 from mapet_mm.models import MaPeTPretrainTIMM, MaPeTViT, TIMMViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.run_folder import backbone_entry
 from mapet_mm.weight_files import write_weights
 
 KINDS = ("dinov2 with registers", "dinov3", "eva02, swiglu", "clip")
@@ -210,6 +212,29 @@ def test_a_ViT_of_timm_in_mapets_own_is_sent_to_the_backbone_that_takes_it(run):
     init_cfg = dict(type="Pretrained", checkpoint=epoch, prefix="backbone.")
     with pytest.raises(UserError, match=r"type=\"mapet_mm.TIMMViT\".*RUN/timm$"):
         MaPeTViT(arch, img_size=SIDE, patch_size=8, init_cfg=init_cfg).init_weights()
+
+
+def test_the_entry_that_is_printed_for_a_run_builds_its_backbone(run):
+    folder, trained, _, _ = run
+    (backbone,) = eval(f"dict({backbone_entry(folder)})").values()
+    vit = MODELS.build(backbone)
+    vit.init_weights()
+    assert all(value.equal(trained.state_dict()[key]) for key, value in vit.state_dict().items())
+
+
+def test_the_entry_that_is_printed_for_a_run_of_mapets_own_vit_builds_it(tmp_path):
+    arch = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=24)
+    settings = dict(type="mapet_mm.MaPeTPretrainViT", arch=arch, img_size=32, patch_size=8, cutting_point=3)
+    trained = randomise(MODELS.build(settings))
+    weights = {f"backbone.{key}": value for key, value in trained.state_dict().items()}
+    write_weights(tmp_path / "training/epoch_2.pth", weights)
+    config = dict(work_dir="training", train_cfg=dict(max_epochs=2), model=dict(backbone=settings))
+    Config(config).dump(tmp_path / "pretrain.py")
+    (backbone,) = eval(f"dict({backbone_entry(tmp_path)})").values()
+    vit = MODELS.build(backbone)
+    vit.init_weights()
+    assert all(value.equal(trained.state_dict()[key]) for key, value in vit.state_dict().items())
+    assert vit(torch.randn(1, 3, 32, 32))[0].shape == (1, 24, 4, 4)
 
 
 def test_sources_that_are_none_and_settings_that_cannot_be_are_refused(run, tmp_path):

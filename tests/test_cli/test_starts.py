@@ -28,6 +28,7 @@ from mapet_mm.evaluation.named import load_model
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.export import write_export
 from mapet_mm.interop.hf_export import hf_preprocessor
+from mapet_mm.models import TIMMViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_checkpoint, read_weights
@@ -109,6 +110,8 @@ def test_with_no_epoch_the_exports_and_the_training_compute_what_the_start_does(
         normed = getattr(network, "fc_norm", torch.nn.Identity())(expected)
         patches = normed[:, -(start.grid**2) :]
         (whole,) = training_network(start, tmp_path).encode(images)
+        (as_map,) = TIMMViT(str(tmp_path / INIT)).eval()(images)
+    torch.testing.assert_close(as_map.flatten(2).mT, patches, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(whole[:, 1:], patches, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(whole[:, 0], normed[:, 0], rtol=1e-5, atol=1e-5)
     config = init_tokens(start).config

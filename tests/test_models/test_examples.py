@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from mmengine.logging import MMLogger
 from mmpretrain.structures import DataSample
 
 from mapet_mm import models
@@ -22,6 +23,7 @@ CLASSES.append(TwoStreamViT)  # which docs/api shows, too
 
 @pytest.mark.parametrize("public", CLASSES, ids=lambda public: public.__name__)
 def test_the_example_gives_what_it_says(public, unchecked_types):
+    MMLogger.get_current_instance()  # made inside the example, it would write into its output
     names = dict(vars(sys.modules[public.__module__]), torch=torch, np=np, DataSample=DataSample)
     found = doctest.DocTestFinder(recurse=False).find(public, public.__name__, globs=names)
     examples = [example for test in found for example in test.examples]

@@ -86,6 +86,8 @@ class TokenViT(MaPeTViT):
         torch.Size([2, 192])
     """
 
+    patch_stride = (1, 1)
+
     def __init__(
         self,
         vocab_size: int,

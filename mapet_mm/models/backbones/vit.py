@@ -187,15 +187,18 @@ class MaPeTViT(VisionTransformer):
         """MMPretrain's hook on loading; its own takes every grid for a square."""
         adapt_checkpoint(self, state_dict, prefix, local_metadata)
 
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"]
-    ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
+    @property
+    def patch_stride(self) -> tuple[int, int]:
+        """Rows and columns of pixels from one patch to the next."""
+        return self.patch_embed.projection.stride
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
         """The output of each layer of `out_indices`, as `out_type` says; maps cover the image exactly."""
         outputs = super().forward(images)
         if self.out_type not in MAPS:
             return outputs
         size = images.shape[-2:]
-        stride = self.patch_embed.projection.stride
+        stride = self.patch_stride
         if self.out_type == "featmap":
             return tuple(cut_padding(feature_map, size, stride) for feature_map in outputs)
         return tuple((cut_padding(feature_map, size, stride), token) for feature_map, token in outputs)

@@ -122,9 +122,11 @@ def capture_log(tmp_path):
 
 @pytest.fixture
 def signals_given_back():
-    """Under nohup, too, SIGHUP ends a process; afterwards the signals do what they did before."""
+    """Signals end a process, also in the background or under nohup; afterwards they do as before."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -110,7 +110,7 @@ def evaluate(
     """Figures of a model's frozen features, as `mapet-mm evaluate` prints them.
 
     Args:
-        model: a RUN, a config, `timm:NAME`, `hf:NAME`, `torchvision:NAME` or `mapet://NAME`.
+        model: a RUN, a config, `timm:NAME`, `hf:NAME` or `mapet://NAME`.
         data: folder of images, or a config that names image sets; None takes those that the model names.
         protocols: names such as "NearestNeighbours"; None runs those that take seconds after the features.
         checkpoint: weights to take instead of the model's own.
@@ -127,13 +127,14 @@ def evaluate(
         >>> rows.frame[["protocol", "setting", "value"]]  # doctest: +SKIP
     """
     from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
-    from mapet_mm.evaluation.named import load_model
+    from mapet_mm.evaluation.models import load_model
     from mapet_mm.evaluation.run import evaluate_data
     from mapet_mm.utils.commands import class_level as level_of
     from mapet_mm.utils.dist import choose_device
 
     choose_device()
-    config, loaded = load_model(os.fspath(model), _as_text(checkpoint))
+    loaded = load_model(os.fspath(model), _as_text(checkpoint))
+    config = loaded.config
     level = None if class_level is None else level_of(str(class_level))
     sources = dict(labels=_as_text(labels), class_level=level)
     if takes_other_classes(os.fspath(model), _as_text(data), **sources):
@@ -147,7 +148,7 @@ def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -
 
     Args:
         name: the folder of a `pretrain`, which gives timm's ViT; or any model that `evaluate` takes, of which
-            timm's, Hugging Face's and torchvision's are their own classes, and a config gives MMPretrain's.
+            timm's and Hugging Face's are their own classes, and a config gives MMPretrain's.
         checkpoint: weights to take instead of the model's own.
 
     Returns:
@@ -161,14 +162,14 @@ def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -
         >>> vit(transform("photos/cat.jpg")[None]).shape  # doctest: +SKIP
         torch.Size([1, 384])
     """
-    from mapet_mm.evaluation.named import load_model
+    from mapet_mm.evaluation.models import load_model
 
     name = os.fspath(name)
     exported = Path(name, "timm")
     if exported.is_dir() and checkpoint is None:
         name = f"timm:local-dir:{exported}"
-    config, loaded = load_model(name, _as_text(checkpoint))
-    return Loaded(loaded.backbone.network, PipelineTransform(config, loaded.backbone.normalise))
+    loaded = load_model(name, _as_text(checkpoint))
+    return Loaded(loaded.backbone.network, PipelineTransform(loaded.config, loaded.backbone.normalise))
 
 
 class PipelineTransform:

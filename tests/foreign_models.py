@@ -4,7 +4,6 @@ from pathlib import Path
 
 import timm
 import torch
-import torchvision
 import transformers
 
 SIDE = 28  # of the images, in patches of 7
@@ -34,11 +33,4 @@ def save_timm(folder: Path) -> torch.nn.Module:
     """Save a ViT with registers, and return it."""
     network = timm.create_model("vit_tiny_patch16_224", **VIT).eval()
     timm.models.save_for_hf(network, str(folder), model_args=VIT)
-    return network
-
-
-def save_torchvision(file: Path, name: str = "resnet50", **options: int) -> torch.nn.Module:
-    """Save the weights of a model, and return it."""
-    network = torchvision.models.get_model(name, weights=None, **options).eval()
-    torch.save(network.state_dict(), file)
     return network

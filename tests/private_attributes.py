@@ -1,7 +1,7 @@
 """Tests of modules that use what other libraries keep private; CONTRIBUTING.md lists the attributes."""
 
 TEST_MODULES = {
-    "test_adapters.py",
+    "test_tokens.py",
     "test_checkpoint_hooks.py",
     "test_color_jitter.py",
     "test_compile_hook.py",

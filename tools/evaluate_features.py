@@ -4,8 +4,8 @@
     mapet-mm evaluate MODEL CHECKPOINT --compare OTHER_MODEL OTHER_CHECKPOINT
     mapet-mm evaluate RUN
 
-MODEL is a config of a pre-training, a classifier or a bare backbone; timm:NAME, hf:NAME_OR_FOLDER or
-torchvision:NAME; a folder or file that mapet-mm convert wrote; the folder of a mapet-mm pretrain; or
+MODEL is a config of a pre-training, a classifier or a bare backbone; timm:NAME or
+hf:NAME_OR_FOLDER; a folder or file that mapet-mm convert wrote; the folder of a mapet-mm pretrain; or
 mapet://NAME. Without CHECKPOINT the weights are the library's; a config names its own, or they are random.
 Features are computed once and kept in --cache. After a kill, the same command resumes. Any number of
 processes on any number of machines share the work: start the same command any number of times, under
@@ -29,7 +29,7 @@ from mapet_mm.utils.errors import UserError, one_line_errors
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-    from mapet_mm.evaluation.models import Checkpoint
+    from mapet_mm.evaluation.models import Model
     from mapet_mm.evaluation.rows import Row
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     from mmengine.logging import MMLogger
 
     from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
-    from mapet_mm.evaluation.named import load_model, random_twin
+    from mapet_mm.evaluation.models import find_model, random_twin
     from mapet_mm.evaluation.rows import figure_text, results_table
     from mapet_mm.evaluation.run import evaluate_data
     from mapet_mm.utils.atomic_files import replace_json
@@ -115,27 +115,28 @@ def main() -> None:
         if not row.detail and is_first_process():
             print(f"  {row.name}: {figure_text(row)} {row.unit}", flush=True)
 
-    def evaluate(config: Config, loaded: Checkpoint) -> None:
+    def evaluate(config: Config, loaded: Model) -> None:
         name = f"{loaded.name} ({len(results) + 1})" if loaded.name in results else loaded.name
         print_once(f"{name}:")
         results[name] = evaluate_data(
             config, loaded, args.data, args.protocols, args.cache, every=args.all, show=show, **sources
         )
 
-    for index, given in enumerate(models):
-        cfg, loaded = load_model(*given, **(changes if index == 0 else {}))
+    requests = [find_model(*given, **(changes if given is models[0] else {})) for given in models]
+    for index, request in enumerate(requests):
+        loaded = request.load()
         # Without --data, all models are evaluated on the images that the first one's config names.
         if index == 0 or args.data:
-            declaring = cfg
+            declaring = loaded.config
         if index == 0 and takes_other_classes(args.model, args.data, **sources):
-            declaring = with_other_classes(cfg, Path(args.model), **sources)
+            declaring = with_other_classes(loaded.config, Path(args.model), **sources)
             sources.clear()
         evaluate(declaring, loaded)
     if not (args.compare or args.no_random):
-        twin = random_twin(args.model, args.checkpoint, loaded, **changes)
+        twin = random_twin(requests[0], loaded)
         if twin:
             print_once("the same network with random weights takes its features, too (without: --no-random)")
-            evaluate(declaring, twin[1])
+            evaluate(declaring, twin)
     if not is_first_process():
         return
     table = results_table(results)

@@ -52,8 +52,7 @@ def main() -> None:
     from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
     from mapet_mm.cli.verdict import TESTED, drop_skipped, takes_other_classes, with_other_classes
     from mapet_mm.evaluation.image_sets import read_image_sets
-    from mapet_mm.evaluation.models import RANDOM
-    from mapet_mm.evaluation.named import RUN_CONFIG, load_model
+    from mapet_mm.evaluation.models import RANDOM, RUN_CONFIG, load_model
     from mapet_mm.evaluation.verdict import RESULT, START, judge
     from mapet_mm.interop.model_card import add_verdict
     from mapet_mm.utils.atomic_files import replace_json
@@ -78,19 +77,20 @@ def main() -> None:
         accuracy = token_accuracy_of(Path())
 
     result = load_model(args.model, args.checkpoint)
+    declared = result.config
     sources = dict(labels=args.labels, class_level=args.class_level)
     if takes_other_classes(args.model, args.data, **sources):
-        result = (with_other_classes(result[0], Path(), **sources), result[1])
+        declared = with_other_classes(declared, Path(), **sources)
         sources.clear()
     loaded = {RESULT: result}
     start = load_model(*args.start) if args.start else load_model(RUN_CONFIG if is_run else args.model)
-    if not start[1].is_random and start[1].digest != result[1].digest:
+    if not start.is_random and start.digest != result.digest:
         loaded[START] = start
     loaded[RANDOM] = load_model(args.model, args.checkpoint, random=True)
     models = {}
-    for name, (config, checkpoint) in loaded.items():
-        declaring = config if args.start and name == START and args.data else result[0]
-        models[name] = (checkpoint, read_image_sets(declaring, args.data, **sources))
+    for name, model in loaded.items():
+        declaring = model.config if args.start and name == START and args.data else declared
+        models[name] = (model, read_image_sets(declaring, args.data, **sources))
     verdict = judge(models, args.cache, accuracy)
     about_method = method_words(Path()) if is_run else ""
     if about_method:
@@ -101,10 +101,9 @@ def main() -> None:
         replace_json(args.out / "verdict.json", verdict.as_json())
         print(f"wrote {args.out / 'verdict.json'}")
     if args.out and is_run:
-        checkpoints = {name: checkpoint for name, (checkpoint, _) in models.items()}
         page = write_report(
             args.out / "report.html",
-            report_of_run(Path(), verdict, checkpoints, models[RESULT][1], args.cache),
+            report_of_run(Path(), verdict, loaded, models[RESULT][1], args.cache),
         )
         print(f"wrote {page} (open it in a browser)")
         if args.out == Path().absolute():  # the model cards in RUN

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mapet_mm.cli.configs import IMAGES, PRETRAINING, STORE, TOKENIZER
 from mapet_mm.dependencies import version_report
-from mapet_mm.evaluation.adapters import swaps_channels
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import ImageSet
-from mapet_mm.evaluation.models import Checkpoint
+from mapet_mm.evaluation.models import Model
+from mapet_mm.evaluation.tokens import swaps_channels
 from mapet_mm.evaluation.verdict import RESULT, Verdict, last_layer
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
@@ -65,7 +65,7 @@ def method_words(run: Path) -> str:
 def report_of_run(
     run: Path,
     verdict: Verdict,
-    models: Mapping[str, Checkpoint],
+    models: Mapping[str, Model],
     images: Mapping[str, ImageSet],
     cache: Path,
 ) -> Report:
@@ -108,12 +108,12 @@ def curves_of(run: Path) -> Section:
     return curves_section(folder, panels=panels)
 
 
-def principal_section(models: Mapping[str, Checkpoint], images: ImageSet) -> list[Section]:
+def principal_section(models: Mapping[str, Model], images: ImageSet) -> list[Section]:
     """Patch features of eight images as colours; none for a backbone without patches."""
     chosen = evenly(len(images), COLOURED)
     colours = {}
-    for name, checkpoint in models.items():
-        backbone = checkpoint.backbone
+    for name, model in models.items():
+        backbone = model.backbone
         batch = torch.stack([images.dataset[index]["inputs"] for index in chosen])
         tokens = backbone(backbone.normalise(batch))
         if tokens.patches is None:
@@ -131,9 +131,9 @@ def principal_section(models: Mapping[str, Checkpoint], images: ImageSet) -> lis
     return [Section("What the patches' features tell apart", caption, figures)]
 
 
-def neighbours_section(checkpoint: Checkpoint, images: Mapping[str, ImageSet], cache: Path) -> Section:
+def neighbours_section(model: Model, images: Mapping[str, ImageSet], cache: Path) -> Section:
     """Five held-out images and the images that are most alike to the pre-trained model."""
-    last = last_layer(checkpoint)
+    last = last_layer(model)
     val = images["val"]
     known = images.get("train", val)
     queries = evenly(len(val), QUERIES)
@@ -146,8 +146,8 @@ def neighbours_section(checkpoint: Checkpoint, images: Mapping[str, ImageSet], c
     if known.labels is not None and val.labels is not None:
         same_class = (known.labels[found] == val.labels[queries][:, None]).tolist()
     figure = neighbours_figure(
-        [picture_of(val, index, checkpoint) for index in queries],
-        [[picture_of(known, index, checkpoint) for index in line] for line in found.tolist()],
+        [picture_of(val, index, model) for index in queries],
+        [[picture_of(known, index, model) for index in line] for line in found.tolist()],
         cosines,
         same_class,
     )
@@ -159,10 +159,10 @@ def neighbours_section(checkpoint: Checkpoint, images: Mapping[str, ImageSet], c
     return Section("Nearest neighbours", caption, [figure])
 
 
-def picture_of(images: ImageSet, index: int, checkpoint: Checkpoint) -> np.ndarray:
+def picture_of(images: ImageSet, index: int, model: Model) -> np.ndarray:
     """An image as the model gets it, in RGB."""
     pixels: Tensor = images.dataset[index]["inputs"]
-    if swaps_channels(checkpoint.backbone.preprocessor):
+    if swaps_channels(model.backbone.preprocessor):
         pixels = pixels.flip(0)
     return pixels.permute(1, 2, 0).to(torch.uint8).numpy()
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 from tqdm import tqdm
 
-from mapet_mm.evaluation.adapters import LayerTokens
 from mapet_mm.evaluation.features import BLOCK, FeatureBank
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
-from mapet_mm.evaluation.models import Checkpoint
+from mapet_mm.evaluation.models import Model
+from mapet_mm.evaluation.tokens import LayerTokens
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UndecodableError
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.dist import is_first_process, print_once
@@ -31,12 +31,12 @@ DRAWS = 8  # of the first image: a pipeline that flips half of the images is fou
 
 
 def take_features(
-    checkpoint: Checkpoint, images: ImageSet, cache: Path, kinds: Sequence[str] = ("pooled",)
+    model: Model, images: ImageSet, cache: Path, kinds: Sequence[str] = ("pooled",)
 ) -> FeatureBank:
     """The features of an image set, computed unless they are in the cache.
 
     Args:
-        checkpoint: the backbone.
+        model: the backbone.
         images: the images.
         cache: folder of all features.
         kinds: of 'pooled' and 'tokens' (see `Features`); a backbone without patches has no tokens.
@@ -44,13 +44,13 @@ def take_features(
     Raises:
         UserError: a pipeline that draws at random, or features that are not finite.
     """
-    return fill(open_bank(checkpoint, images, cache), checkpoint, images, kinds)
+    return fill(open_bank(model, images, cache), model, images, kinds)
 
 
-def open_bank(checkpoint: Checkpoint, images: ImageSet, cache: Path) -> FeatureBank:
+def open_bank(model: Model, images: ImageSet, cache: Path) -> FeatureBank:
     """The features of an image set as far as they are in the cache; their sizes are those of one image.
 
-    Those of one checkpoint and image set have a folder in the cache, named by a digest of weights,
+    Those of one model and image set have a folder in the cache, named by a digest of weights,
     normalisation, pipeline, images and precision. Images that could not be decoded before are left out.
 
     Raises:
@@ -59,7 +59,7 @@ def open_bank(checkpoint: Checkpoint, images: ImageSet, cache: Path) -> FeatureB
     listing = broken_listing(images, cache)
     if listing.exists():
         leave_out(images, json.loads(listing.read_text()), listing)
-    backbone = checkpoint.backbone
+    backbone = model.backbone
     tokens: LayerTokens = backbone(backbone.normalise(first_image(images)[None]))
     bank = FeatureBank(
         cache,
@@ -71,7 +71,7 @@ def open_bank(checkpoint: Checkpoint, images: ImageSet, cache: Path) -> FeatureB
         labels=images.labels,
         size=len(images),
     )
-    bank.folder = cache / f"{images.name}-{digest(identity_of(bank, checkpoint, images))[:16]}"
+    bank.folder = cache / f"{images.name}-{digest(identity_of(bank, model, images))[:16]}"
     return bank
 
 
@@ -92,12 +92,12 @@ def first_image(images: ImageSet) -> Float[Tensor, "channel height width"]:
     return first
 
 
-def identity_of(bank: FeatureBank, checkpoint: Checkpoint, images: ImageSet) -> dict[str, Any]:
+def identity_of(bank: FeatureBank, model: Model, images: ImageSet) -> dict[str, Any]:
     """All that decides the features."""
     return {
-        "weights": checkpoint.digest,
+        "weights": model.digest,
         "images": images.digest,
-        "autocast": str(checkpoint.backbone.autocast),
+        "autocast": str(model.backbone.autocast),
         "layers": bank.layers,
         "poolings": bank.poolings,
         "grid": bank.grid,
@@ -106,7 +106,7 @@ def identity_of(bank: FeatureBank, checkpoint: Checkpoint, images: ImageSet) -> 
     }
 
 
-def fill(bank: FeatureBank, checkpoint: Checkpoint, images: ImageSet, kinds: Sequence[str]) -> FeatureBank:
+def fill(bank: FeatureBank, model: Model, images: ImageSet, kinds: Sequence[str]) -> FeatureBank:
     """Compute those features of some kinds that are not in the cache.
 
     Any number of processes and machines may do this at a time, and a later one goes on where a killed one
@@ -124,10 +124,10 @@ def fill(bank: FeatureBank, checkpoint: Checkpoint, images: ImageSet, kinds: Seq
     num_missing = sum(not bank.has(kinds, block) for block in range(bank.num_blocks))
     if not num_missing:
         return bank
-    identity = identity_of(bank, checkpoint, images)
+    identity = identity_of(bank, model, images)
     require_settings(bank.folder, identity, "feature cache", "remove it")
     print_once(f"{', '.join(kinds)} features of {len(bank)} `{bank.name}` images into {bank.folder}")
-    broken = fill_blocks(bank, checkpoint, images, kinds, num_missing)
+    broken = fill_blocks(bank, model, images, kinds, num_missing)
     if not broken:
         return bank
     cache = bank.folder.parent
@@ -136,9 +136,9 @@ def fill(bank: FeatureBank, checkpoint: Checkpoint, images: ImageSet, kinds: Seq
     replace_json(listing, reasons)
     kept = torch.tensor([index for index in range(len(images)) if index not in broken])
     leave_out(images, reasons, listing)
-    smaller = open_bank(checkpoint, images, cache)
+    smaller = open_bank(model, images, cache)
     take_over(bank, smaller, kinds, kept)
-    return fill(smaller, checkpoint, images, kinds)
+    return fill(smaller, model, images, kinds)
 
 
 def broken_listing(images: ImageSet, cache: Path) -> Path:
@@ -191,14 +191,14 @@ def take_over(old: FeatureBank, new: FeatureBank, kinds: Sequence[str], rows: In
 
 
 def fill_blocks(
-    bank: FeatureBank, checkpoint: Checkpoint, images: ImageSet, kinds: Sequence[str], num_missing: int
+    bank: FeatureBank, model: Model, images: ImageSet, kinds: Sequence[str], num_missing: int
 ) -> dict[int, str]:
     """Compute this process's blocks, then blocks that others have left.
 
     Returns:
         Why images could not be decoded, by their indices; their blocks are not written.
     """
-    backbone = checkpoint.backbone
+    backbone = model.backbone
     batches = missing_batches(bank, kinds, images.batch_size)
     reader = _Reader(images)
     num_workers = usable_workers(images.num_workers, lambda: images.batch_size * tensor_bytes(reader[0]))
@@ -225,7 +225,7 @@ def fill_blocks(
             for kind in kinds:
                 images_at = 1 if kind == "pooled" else 0  # L n W, or n N D
                 values = torch.cat(found[kind], dim=images_at)
-                check_finite(values, checkpoint)
+                check_finite(values, model)
                 bank.write(kind, block, values)
     return all_broken
 
@@ -242,14 +242,14 @@ def missing_batches(bank: FeatureBank, kinds: Sequence[str], batch_size: int) ->
             yield range(start, min(start + batch_size, rows.stop))
 
 
-def check_finite(values: Tensor, checkpoint: Checkpoint) -> None:
+def check_finite(values: Tensor, model: Model) -> None:
     """Raise UserError if features are NaN or infinite."""
     if values.isfinite().all():
         return
     reason = "its weights are, or they are beyond float16"
-    if checkpoint.missing:
-        reason = f"the checkpoint lacks {len(checkpoint.missing)} weights, `{checkpoint.missing[0]}`, ..."
-    raise UserError(f"the backbone of {checkpoint.name} gives NaN or infinite features: {reason}")
+    if model.missing:
+        reason = f"the model lacks {len(model.missing)} weights, `{model.missing[0]}`, ..."
+    raise UserError(f"the backbone of {model.name} gives NaN or infinite features: {reason}")
 
 
 class _Reader(Dataset):

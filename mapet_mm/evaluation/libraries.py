@@ -1,4 +1,4 @@
-"""Models of timm, Hugging Face and torchvision, and how they take images, as their library states it."""
+"""Models of timm and Hugging Face, and how they take images, as their library states it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mmengine.utils import to_2tuple, to_3tuple
 from torch import nn
 
 from mapet_mm.dependencies import EXTRAS
-from mapet_mm.evaluation.checkpoint_weights import fill_missing
+from mapet_mm.evaluation.weights import fill_missing
 from mapet_mm.interop.description import INTERPOLATIONS, Preparation
 from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.weight_files import limited_silence, only_safe_globals, require_answer
+from mapet_mm.weight_files import only_safe_globals, require_answer
 
 # Image processors of Hugging Face whose settings say all that they do; and those of them that resize to more
 # than `size`, with the share of it that their crop has.
@@ -80,6 +80,28 @@ def _install(error: ImportError) -> str:
     """The command that brings a module which could not be imported."""
     extra = EXTRAS.get(str(error.name).partition(".")[0])
     return f'pip install "mapet_mm[{extra}]"' if extra else "repair its installation"
+
+
+def _find_timm(name: str) -> None:
+    """Raise an error unless timm has a model and weights of this name; those on a hub are not looked up."""
+    import timm
+
+    source, name = timm.models.parse_model_name(name)
+    if source == "local-dir":
+        Path(name, "config.json").read_bytes()
+    elif not source:
+        if not timm.is_model(name):
+            raise ValueError(f"timm has no model {name}")
+        timm.models.get_pretrained_cfg(name)
+
+
+def _find_hugging_face(name: str) -> None:
+    """Raise an error unless there is a model of this name; a folder's or the hub's config says so."""
+    import transformers
+
+    if not Path(name).is_dir():
+        _reach_hub(f"hf:{name}")
+    transformers.AutoConfig.from_pretrained(name)
 
 
 def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation, list[str]]:
@@ -204,23 +226,6 @@ def resized_to(resize: int | Sequence[int], img_size: tuple[int, int]) -> int | 
     return None if tuple(resize) == img_size else tuple(resize)
 
 
-def _torchvision(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation, list[str]]:
-    """A model of torchvision, and what its weights' transforms say."""
-    from torchvision import models
-
-    name, _, tag = name.partition(":")
-    weights = models.get_model_weights(name)[tag or "DEFAULT"]
-    options = {"image_size": side} if side and name.startswith("vit") else {}
-    with limited_silence():
-        model = models.get_model(name, weights=weights if with_weights else None, **options)
-    known = weights.transforms()
-    (crop,), (resize,) = known.crop_size, known.resize_size
-    prepared = Preparation(
-        (crop, crop), tuple(known.mean), tuple(known.std), resize, known.interpolation.value
-    )
-    return model, prepared, []
-
-
 def _reach_hub(name: str) -> None:
     """Say that a model comes from Hugging Face's hub or its cache; WeightFileError if the hub is silent."""
     from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
@@ -231,4 +236,6 @@ def _reach_hub(name: str) -> None:
     require_answer(ENDPOINT, f"HF_HUB_OFFLINE=1 takes {name} from the cache")
 
 
-LIBRARIES = {"timm": _timm, "hf": _hugging_face, "torchvision": _torchvision}
+# By these a model is looked up, which reads no weights, and loaded.
+FINDERS = {"timm": _find_timm, "hf": _find_hugging_face}
+LIBRARIES = {"timm": _timm, "hf": _hugging_face}

@@ -1,43 +1,58 @@
-"""A config and a checkpoint made into a backbone that gives features."""
+"""Models by name, each with its weights and a config that says how it takes images."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.model import PretrainedInit
-from mmengine.registry import WEIGHT_INITIALIZERS, init_default_scope
+from mmengine.registry import init_default_scope
 from torch import nn
 
-from mapet_mm.evaluation.adapters import TokenBackbone, network_of, swaps_channels
-from mapet_mm.evaluation.checkpoint_weights import WeightsError, load_weights
-from mapet_mm.models import MaPeT, MaPeTPretrainViT
-from mapet_mm.models.backbones.timm_weights import read_source
+from mapet_mm.evaluation.image_sets import SECTION
+from mapet_mm.evaluation.libraries import FINDERS, LIBRARIES, one_line
+from mapet_mm.evaluation.tokens import TokenBackbone, network_of, swaps_channels
+from mapet_mm.evaluation.weights import (
+    WeightsError,
+    load_weights,
+    named_weights,
+    require_weights,
+    without_own_weights,
+    without_weights,
+)
+from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
+from mapet_mm.interop.description import Preparation, description_of, read_description
+from mapet_mm.interop.like_start import images_of
+from mapet_mm.interop.released import SCHEME
+from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.config import class_of, pretrained_entries, read_config, scope_of, type_name
+from mapet_mm.utils.config import class_of, in_package, read_config, scope_of
+from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.utils.identity import digest
-from mapet_mm.weight_files import only_safe_globals
+from mapet_mm.utils.identity import IDENTITY, digest
+from mapet_mm.utils.run_folder import EXPORTS, RUN_CONFIG, newest_checkpoint
+from mapet_mm.weight_files import only_safe_globals, read_checkpoint
 
 RANDOM = "random weights"
+CONFIGS = (".py", ".yml", ".yaml", ".json")
 # Options of the two streams, which a plain ViT does not have.
 TWO_STREAM_OPTIONS = ("cutting_point", "objective", "recompute")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Model:
     """A backbone with its weights.
 
     Args:
         name: its column in the table.
         backbone: gives the tokens.
+        config: says how it takes images, by `test_dataloader` or a section `evaluation`.
         digest: of the weights, the architecture and the normalisation of images.
         missing: weights that the checkpoint lacks. They are NaN, so features that need them show it.
         is_random: True if nobody has trained the weights.
@@ -45,14 +60,315 @@ class Checkpoint:
 
     name: str
     backbone: TokenBackbone
+    config: Config
     digest: str
     missing: tuple[str, ...] = ()
     is_random: bool = False
 
 
+@dataclass(frozen=True)
+class Request:
+    """A model that was found by `find_model`; `load` gives it."""
+
+    name: str
+    checkpoint: str | None = None
+    options: Mapping[str, Any] | None = None
+    prefix: str | None = None
+    random: bool = False
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    size: int | None = None
+
+    def load(self) -> Model:
+        """The model with its weights; UserError for weights that are not its."""
+        return SOURCES[source_of(self.name)].load(self)
+
+
+class Source(NamedTuple):
+    """Where a model comes from.
+
+    Args:
+        words: for the user.
+        takes: the entries of a `Request` that it can use, beside `mean` and `std`.
+        find: raises UserError unless the model is there; reads no weights.
+        load: gives the model.
+    """
+
+    words: str
+    takes: tuple[str, ...]
+    find: Callable[[Request], Any]
+    load: Callable[[Request], Model]
+
+
+def load_model(name: str, checkpoint: str | None = None, **asked: Any) -> Model:
+    """A model with its weights; the arguments and errors are those of `find_model`.
+
+    Examples:
+        >>> load_model("timm:vit_small_patch16_224", size=192).name  # doctest: +SKIP
+        'timm:vit_small_patch16_224'
+    """
+    return find_model(name, checkpoint, **asked).load()
+
+
+def find_model(name: str, checkpoint: str | None = None, **asked: Any) -> Request:
+    """Look a model up, in seconds: no weights are read.
+
+    Args:
+        name: a config; the folder of a `mapet-mm pretrain`; `timm:NAME`, with timm's own names such as
+            `local-dir:FOLDER`; `hf:NAME_OR_FOLDER`; a folder or file that `mapet-mm convert` wrote; or
+            `mapet://NAME`.
+        checkpoint: weights to load instead of the model's own.
+        **asked: `options`, entries to change in a config; `prefix` of the backbone's names in the checkpoint,
+            by default one of the usual ones; `mean`, `std` and `size` in place of the model's own, size a
+            square's side; `random=True` for the same network with random weights of seed 0.
+
+    Raises:
+        UserError: no such model or checkpoint, or something that such a model cannot use.
+    """
+    request = Request(name, checkpoint, **asked)
+    source = SOURCES[source_of(name)]
+    for key, (flag, remedy) in FLAGS.items():
+        if getattr(request, key) and key not in source.takes:
+            raise UserError(f"{flag}: {name} is {source.words}, which takes none: {remedy}")
+    source.find(request)
+    if checkpoint:
+        require_weights(checkpoint)
+    return request
+
+
+# How an entry of a request is given, and what to do where it is of no use.
+FLAGS = {
+    "checkpoint": ("CHECKPOINT", "leave it out, or name the config of those weights: CONFIG CHECKPOINT"),
+    "prefix": ("--prefix", "it is of the names in a CHECKPOINT"),
+    "options": ("--cfg-options", "they change a config"),
+    "size": ("--size", "name a config and change its own by --cfg-options"),
+}
+
+
+def source_of(name: str) -> str:
+    """The key of `SOURCES` that a name belongs to; UserError if there is none."""
+    library = name.partition(":")[0]
+    if library in LIBRARIES:
+        return library
+    if name.startswith(SCHEME):
+        return "released"
+    if Path(name).is_dir():
+        return _source_of_folder(Path(name))
+    if name.endswith(CONFIGS) and Path(in_package(name)).is_file():
+        return "config"
+    if Path(name).is_file():
+        return "file"
+    known = ", ".join(f"{library}:NAME" for library in LIBRARIES)
+    raise UserError(f"{name}: no such config, folder or file of weights; by name: {known}, {SCHEME}NAME")
+
+
+def _source_of_folder(folder: Path) -> str:
+    """The source of a folder; UserError for one of no library, or a part of a RUN."""
+    is_of_library = (folder / "config.json").is_file()
+    if not is_of_library and not (folder / IDENTITY).is_file():
+        for run in reversed(folder.resolve().parents):  # MMEngine leaves a copy of the config in RUN/training
+            if (run / RUN_CONFIG).is_file():
+                raise UserError(f"{folder} is a part of the RUN {run}: name that")
+    if (folder / RUN_CONFIG).is_file():
+        return "run"
+    if is_of_library:
+        return "timm" if '"architecture"' in (folder / "config.json").read_text() else "hf"
+    raise UserError(
+        f"{folder}: a folder without config.json (of timm or Hugging Face) or {RUN_CONFIG} (of `mapet-mm "
+        "pretrain`)"
+    )
+
+
+def random_twin(request: Request, model: Model) -> Model | None:
+    """The network of a model with random weights; None if its weights are random already."""
+    if model.is_random:
+        return None
+    twin = replace(request, random=True).load()
+    # Of the weights of a config's seed, or of a network without weights.
+    return None if twin.digest == model.digest else twin
+
+
+def _find_config(request: Request) -> Config:
+    return read_config(in_package(request.name), options=request.options)
+
+
+def _load_config(request: Request) -> Model:
+    """The backbone of a config's model, which takes images by the config's pipeline."""
+    return _of_config(request, _find_config(request), request.checkpoint)
+
+
+def _find_run(request: Request) -> Path:
+    """The checkpoint that is taken of a RUN."""
+    return Path(request.checkpoint or newest_checkpoint(Path(request.name)))
+
+
+def _load_run(request: Request) -> Model:
+    """The backbone that a RUN trains, with its last checkpoint."""
+    name = str(Path(request.name, RUN_CONFIG))
+    return _load_config(replace(request, name=name, checkpoint=str(_find_run(request))))
+
+
+def _find_released(request: Request) -> Config:
+    """The recipe of the authors' weights."""
+    from mmpretrain.apis.model import ModelHub, list_models
+
+    import mapet_mm.hub  # noqa: F401
+
+    released = [ModelHub.get(model) for model in list_models(pattern="mapet*released*")]
+    found = {model.weights: model.config for model in released}
+    if request.name not in found:
+        raise UserError(f"no weights {request.name}: there are {', '.join(sorted(found))}")
+    return found[request.name]
+
+
+def _load_released(request: Request) -> Model:
+    return _of_config(request, _find_released(request), request.name)
+
+
+def _of_config(request: Request, config: Config, checkpoint: str | None) -> Model:
+    known = config.get("model", {}).get("data_preprocessor") or config.get("data_preprocessor") or {}
+    for key in ("mean", "std"):
+        if getattr(request, key):
+            known[key] = [255 * value for value in getattr(request, key)]
+    model = load_checkpoint(config, checkpoint, request.prefix, request.random)
+    description = _add_test_images(config)
+    prepared = f"images by the config's pipeline, mean {known.get('mean')}, std {known.get('std')}"
+    print_once(f"{model.name}: {description or prepared}")
+    return model
+
+
+def _add_test_images(config: Config) -> Preparation | None:
+    """Give a pre-training's config the pipeline of a test, resized as in training, unless it has one."""
+    if any(config.get(key) for key in (SECTION, "knn_probe", "test_dataloader")):
+        return None
+    try:
+        # A continued ViT takes its images as its start does.
+        description = images_of(config[EXPORTS]) if config.get(EXPORTS) else description_of(config)
+    except ValueError:  # `read_image_sets` says what is missing if it needs a pipeline
+        return None
+    config.test_dataloader = dict(dataset=dict(pipeline=description.pipeline))
+    return description
+
+
+def _name_in_library(request: Request) -> tuple[str, str]:
+    """A library, and the model's name there."""
+    library, _, name = request.name.partition(":")
+    if library in LIBRARIES:
+        return library, name
+    library = source_of(request.name)
+    return library, f"local-dir:{request.name}" if library == "timm" else request.name
+
+
+def _library_errors(request: Request) -> Any:
+    """The library's errors as one line each."""
+    with_weights = not (request.checkpoint or request.random)
+    remedy = "with a checkpoint as second argument no weights are fetched" if with_weights else ""
+    return one_line(request.name, remedy)
+
+
+def _find_in_library(request: Request) -> None:
+    if request.prefix and not request.checkpoint:
+        raise UserError(f"--prefix: {FLAGS['prefix'][1]}, and there is none")
+    library, name = _name_in_library(request)
+    with _library_errors(request):
+        FINDERS[library](name)
+
+
+def _load_of_library(request: Request) -> Model:
+    """A model of timm or Hugging Face."""
+    library, name = _name_in_library(request)
+    checkpoint = None if request.random else request.checkpoint
+    if request.random:
+        torch.manual_seed(0)
+    with _library_errors(request):
+        with_weights = not (checkpoint or request.random)
+        network, prepared, missing = LIBRARIES[library](name, with_weights, request.size)
+    title = request.name
+    if checkpoint:
+        missing = load_weights(network, checkpoint, request.prefix)
+        title += f", {Path(checkpoint).stem}"
+    # Of a folder, the architecture is in its config.json.
+    file = Path(name.removeprefix("local-dir:"), "config.json")
+    files = [file.read_text()] if file.is_file() else []
+    return _prepared(title, network, prepared, request, [request.name, files], missing)
+
+
+def _load_file(request: Request) -> Model:
+    """The plain ViT that a file of weights describes."""
+    weights, meta = read_checkpoint(request.name)
+    try:
+        known = read_description(meta)
+        backbone, _ = as_start(weights)
+    except ValueError as error:
+        raise UserError(
+            f"{request.name}: {error}, or name its config first: CONFIG {request.name}"
+        ) from error
+    options = dict(
+        arch=dict(num_heads=known.num_heads, **sizes_of(backbone)),
+        patch_size=known.patch_size,
+        with_cls_token=CLASS_TOKEN in backbone,
+        final_norm=FINAL_NORM in backbone,
+        out_type="raw",
+    )
+    if request.random:
+        torch.manual_seed(0)
+    vit = MaPeTViT(img_size=request.size or known.img_size, **options)
+    if request.random:
+        vit.init_weights()
+    else:
+        own = {name.removeprefix("backbone."): value for name, value in backbone.items()}
+        vit.load_state_dict({name: value for name, value in own.items() if not name.startswith("ln2.")})
+    return _prepared(request.name, vit, known, request, options)
+
+
+def _prepared(
+    title: str,
+    network: nn.Module,
+    prepared: Preparation,
+    request: Request,
+    architecture: Any,
+    missing: Sequence[str] = (),
+) -> Model:
+    """A network with its weights, and a config with its normalisation and pipeline."""
+    for name in ("mean", "std"):
+        if getattr(request, name):
+            prepared = replace(prepared, **{name: tuple(getattr(request, name))})
+    if request.size:
+        prepared = prepared.at(request.size)
+    config = Config(
+        dict(
+            default_scope="mmpretrain",
+            data_preprocessor=dict(
+                mean=[255 * value for value in prepared.mean],
+                std=[255 * value for value in prepared.std],
+                to_rgb=True,
+            ),
+            test_dataloader=dict(dataset=dict(pipeline=prepared.pipeline)),
+        )
+    )
+    architecture = dict(architecture=architecture, size=prepared.img_size)
+    title = RANDOM if request.random else title
+    scale = config.data_preprocessor
+    model = model_of(title, network, config, scale, architecture, missing, request.random)
+    print_once(f"{title}: {prepared}")
+    return model
+
+
+OF_CONFIG = ("checkpoint", "prefix", "options")
+OF_LIBRARY = ("checkpoint", "prefix", "size")
+SOURCES = {
+    "config": Source("a config", OF_CONFIG, _find_config, _load_config),
+    "run": Source("a RUN", OF_CONFIG, _find_run, _load_run),
+    "timm": Source("a model of timm", OF_LIBRARY, _find_in_library, _load_of_library),
+    "hf": Source("a model of Hugging Face", OF_LIBRARY, _find_in_library, _load_of_library),
+    "released": Source("a name of the authors' weights", (), _find_released, _load_released),
+    "file": Source("a file of weights", ("size",), lambda request: None, _load_file),
+}
+
+
 def load_checkpoint(
     config: str | Config, checkpoint: str | None, prefix: str | None = None, random: bool = False
-) -> Checkpoint:
+) -> Model:
     """Build the backbone of a config's model, load its weights and put it on the device.
 
     Args:
@@ -79,7 +395,7 @@ def load_checkpoint(
     if random:
         backbone = without_own_weights(backbone)
     else:
-        weights = checkpoint or cfg.get("load_from") or _named_weights(settings)
+        weights = checkpoint or cfg.get("load_from") or named_weights(settings)
         seed = (cfg.get("randomness") or {}).get("seed") or 0
     torch.manual_seed(seed)  # of random weights
     model = _built(backbone)
@@ -94,22 +410,25 @@ def load_checkpoint(
         title += f", {Path(checkpoint).stem}"
     is_random = not weights and without_own_weights(backbone) == backbone
     title = RANDOM if random else title
-    return checkpoint_of(title, model, preprocessor, {**backbone, "init_cfg": None}, missing, is_random)
+    architecture = {**backbone, "init_cfg": None}
+    return model_of(title, model, cfg, preprocessor, architecture, missing, is_random)
 
 
-def checkpoint_of(
+def model_of(
     title: str,
     model: nn.Module,
+    config: Config,
     preprocessor: Mapping[str, Any],
     architecture: Mapping[str, Any],
     missing: Sequence[str] = (),
     is_random: bool = False,
-) -> Checkpoint:
+) -> Model:
     """A model with its weights, on the device.
 
     Args:
         title: its name in tables.
         model: as for `TokenBackbone`.
+        config: says how it takes images.
         preprocessor: config with mean and standard deviation.
         architecture: all else that its features depend on, for the digest.
         missing: names of weights that are NaN.
@@ -120,7 +439,7 @@ def checkpoint_of(
     model.to(get_device(), torch.float32)
     preprocessor = MODELS.build({"type": "mmpretrain.ClsDataPreprocessor", **preprocessor}).to(get_device())
     found = _digest(model, architecture, preprocessor)
-    return Checkpoint(title, TokenBackbone(model, preprocessor), found, tuple(missing), is_random)
+    return Model(title, TokenBackbone(model, preprocessor), config, found, tuple(missing), is_random)
 
 
 def backbone_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,73 +453,6 @@ def backbone_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
         return backbone  # another library's ViT, whose own forward pass is read
     plain = {name: value for name, value in backbone.items() if name not in TWO_STREAM_OPTIONS}
     return {**plain, "type": "mapet_mm.MaPeTViT", "out_type": "raw"}
-
-
-def _named_weights(model: Mapping[str, Any]) -> str | None:
-    """The file that the `init_cfg` of a model or of its backbone names, or MMSegmentation's `pretrained`.
-
-    Raises:
-        UserError: the config leaves the file open, or names weights of a part of the backbone.
-    """
-    for key, init_cfg in pretrained_entries(model, "model"):
-        if not key.startswith(("model.init_cfg", "model.backbone.init_cfg")):
-            continue
-        if not init_cfg["checkpoint"]:
-            raise UserError(f"the config leaves `{key}.checkpoint` open: name the checkpoint")
-        return init_cfg["checkpoint"]
-    backbone = model.get("backbone", model)
-    for part in (model, backbone):
-        if isinstance(part.get("pretrained"), str):
-            return part["pretrained"]
-    for key, _ in pretrained_entries(backbone, "model.backbone"):
-        raise UserError(
-            f"the config names weights of a part of its backbone, by `{key}`: name a checkpoint of the whole "
-            "backbone as second argument"
-        )
-    return None
-
-
-def without_weights(config: Any) -> Any:
-    """A copy of a config of a backbone which loads no file while that is built.
-
-    MMEngine would unpickle what the file holds, and go on with random weights where the names do not fit.
-    """
-    if isinstance(config, Mapping):
-        kept = {}
-        for name, value in config.items():
-            if not loads_file(value) and not (name == "pretrained" and isinstance(value, str)):
-                kept[name] = without_weights(value)
-        return kept
-    if isinstance(config, list | tuple):
-        return [without_weights(value) for value in config if not loads_file(value)]
-    return config
-
-
-def without_own_weights(config: Any) -> Any:
-    """A copy of a config of a backbone in which no library loads weights of its own: `pretrained=True`.
-
-    A RUN or folder that a `TIMMViT` names becomes the network in it.
-    """
-    if isinstance(config, Mapping):
-        changed = {
-            name: without_own_weights(value)
-            for name, value in config.items()
-            if not (name == "pretrained" and value is True) and name != "checkpoint_path"
-        }
-        if type_name(config.get("type", "")) == "TIMMViT":
-            network, _ = read_source(config["model_name"])
-            changed = {**network, **changed, "model_name": network["model_name"]}
-        return changed
-    if isinstance(config, list | tuple):
-        return [without_own_weights(value) for value in config]
-    return config
-
-
-def loads_file(value: Any) -> bool:
-    """True for MMEngine's `dict(type="Pretrained", checkpoint=...)`."""
-    if not isinstance(value, Mapping) or "checkpoint" not in value:
-        return False
-    return class_of(value.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit
 
 
 def _built(backbone: Mapping[str, Any]) -> nn.Module:

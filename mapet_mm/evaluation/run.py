@@ -1,4 +1,4 @@
-"""Run protocols on a checkpoint: choose them, say what the features cost, take these, collect the rows."""
+"""Run protocols on a model: choose them, say what the features cost, take these, collect the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mapet_mm.evaluation import VERSION
 from mapet_mm.evaluation.extraction import fill, open_bank, require_few_left_out
 from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import SECTION, ImageSet, declaring_config, read_image_sets
-from mapet_mm.evaluation.models import Checkpoint
+from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.protocol import Evaluated, Protocol, build_protocols, known_protocols
 from mapet_mm.evaluation.rows import Row
 from mapet_mm.utils.config import type_name
@@ -29,7 +29,7 @@ MOST_TOKENS = 20 * GIGABYTE
 
 def evaluate_data(
     config: Config,
-    checkpoint: Checkpoint,
+    model: Model,
     data: str | None,
     names: Sequence[str] | None,
     cache: Path,
@@ -44,7 +44,7 @@ def evaluate_data(
 
     Args:
         config: the model's; its section `evaluation` may name image sets and `protocols`.
-        checkpoint: the backbone.
+        model: the backbone.
         data: another config, which names them instead, or a folder of images.
         names: these protocols instead, as they are declared if they are.
         cache: folder of all features.
@@ -78,7 +78,7 @@ def evaluate_data(
             show(named)
 
         quick = not (asked or every)
-        evaluate(checkpoint, images, protocols, cache, asked, take, quick)
+        evaluate(model, images, protocols, cache, asked, take, quick)
     if len(folders) > 1:
         complete = [rows for rows in groups.values() if len(rows) == len(folders)]
         found += [mean_row(rows) for rows in complete]
@@ -184,7 +184,7 @@ def suiting(protocols: Sequence[Protocol], check: Callable[[Protocol], None], as
 
 
 def evaluate(
-    checkpoint: Checkpoint,
+    model: Model,
     images: Mapping[str, ImageSet],
     protocols: Sequence[Protocol],
     cache: Path,
@@ -192,10 +192,10 @@ def evaluate(
     show: Callable[[Row], None] = lambda row: None,
     quick: bool = False,
 ) -> list[Row]:
-    """Figures of a checkpoint, with its features in the folder `cache`; the first process alone gets them.
+    """Figures of a model, with its features in the folder `cache`; the first process alone gets them.
 
     Args:
-        checkpoint: the backbone.
+        model: the backbone.
         images: the image sets by name.
         protocols: of `choose_protocols`.
         cache: folder of all features.
@@ -209,7 +209,7 @@ def evaluate(
             rows have one name, by which a table's column knows them.
     """
     names = {name for protocol in protocols for name in protocol.wanted(images)}
-    banks = {name: open_bank(checkpoint, one, cache) for name, one in images.items() if name in names}
+    banks = {name: open_bank(model, one, cache) for name, one in images.items() if name in names}
     protocols = suiting(protocols, lambda protocol: protocol.check_features(banks), asked)
     if not asked:
         protocols = suiting(protocols, lambda protocol: check_tokens(protocol, images, banks), asked)
@@ -218,11 +218,11 @@ def evaluate(
     kinds = needed_kinds(protocols, images)
     check_space(banks, kinds, cache)
     for name, needed in kinds.items():
-        banks[name] = fill(banks[name], checkpoint, images[name], needed)
+        banks[name] = fill(banks[name], model, images[name], needed)
     require_few_left_out(images.values())
     if not is_first_process():
         return []
-    evaluated = Evaluated(banks, images, checkpoint.backbone.device)
+    evaluated = Evaluated(banks, images, model.backbone.device)
     rows = {}
     for protocol in protocols:
         for row in protocol.run(evaluated):

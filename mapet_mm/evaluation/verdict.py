@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from mapet_mm.evaluation.adapters import Images, LayerTokens, TokenBackbone
 from mapet_mm.evaluation.extraction import require_few_left_out, take_features
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.metrics.neighbours import suiting_k, too_few_voters
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
-from mapet_mm.evaluation.models import RANDOM, Checkpoint
+from mapet_mm.evaluation.models import RANDOM, Model
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.rows import bootstrap, mean_of_groups
+from mapet_mm.evaluation.tokens import Images, LayerTokens, TokenBackbone
 from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"
@@ -102,7 +102,7 @@ def _gain(gain: Gain | None) -> str | None:
 
 
 def judge(
-    models: Mapping[str, tuple[Checkpoint, Mapping[str, ImageSet]]],
+    models: Mapping[str, tuple[Model, Mapping[str, ImageSet]]],
     cache: Path,
     token_accuracy: float | None = None,
 ) -> Verdict:
@@ -123,11 +123,11 @@ def judge(
     """
     compared_with = START if START in models else RANDOM
     evaluated = {}
-    for name, (checkpoint, images) in models.items():
-        last = last_layer(checkpoint)
+    for name, (model, images) in models.items():
+        last = last_layer(model)
         features = {one: take_features(last, images[one], cache) for one in images}
         require_few_left_out(images.values())
-        evaluated[name] = Evaluated(features, images, checkpoint.backbone.device)
+        evaluated[name] = Evaluated(features, images, model.backbone.device)
     images = models[RESULT][1]
     reason = want_of_labels(images)
     if reason:
@@ -152,10 +152,10 @@ class LastLayer(TokenBackbone):
         return LayerTokens(tokens.names[-1:], class_token, patches, tokens.grid)
 
 
-def last_layer(checkpoint: Checkpoint) -> Checkpoint:
+def last_layer(model: Model) -> Model:
     """The same weights, of which features take a thirteenth of the disk (ViTs of twelve layers)."""
-    backbone = LastLayer(checkpoint.backbone.model, checkpoint.backbone.preprocessor)
-    return replace(checkpoint, backbone=backbone)
+    backbone = LastLayer(model.backbone.model, model.backbone.preprocessor)
+    return replace(model, backbone=backbone)
 
 
 def want_of_labels(images: Mapping[str, ImageSet]) -> str:

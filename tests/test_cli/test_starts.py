@@ -24,7 +24,7 @@ from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.start_models import training_side
 from mapet_mm.cli.starts import INIT, Start, take_start
 from mapet_mm.engine.optimizers.layer_decay import Depths
-from mapet_mm.evaluation.named import load_model
+from mapet_mm.evaluation.models import load_model
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.export import write_export
 from mapet_mm.interop.hf_export import hf_preprocessor
@@ -471,7 +471,7 @@ def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp
     asked = Config.fromfile(tmp_path / "other/pretrain.py").optim_wrapper
     assert asked.optimizer.lr == 1e-3
     assert "paramwise_cfg" not in asked
-    config, _ = load_model(str(tmp_path / "run/pretrain.py"), str(tmp_path / "run" / INIT))
+    config = load_model(str(tmp_path / "run/pretrain.py"), str(tmp_path / "run" / INIT)).config
     assert config.test_dataloader.dataset.pipeline[1:3] == steps[1:3]  # for `mapet-mm evaluate`
     # No path that a moved RUN would miss.
     assert str(tmp_path / "start") not in (tmp_path / "run/pretrain.py").read_text()

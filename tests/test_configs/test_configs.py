@@ -39,7 +39,7 @@ from timm.data.constants import (
 )
 
 from mapet_mm.engine.hooks.knn_probe_hook import undisturbed
-from mapet_mm.evaluation.adapters import TokenBackbone
+from mapet_mm.evaluation.tokens import TokenBackbone
 from mapet_mm.utils.config import nodes
 
 DATA_SETS = sorted((ROOT / "configs/micro/_base_/data").glob("*.py"))

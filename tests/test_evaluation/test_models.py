@@ -14,9 +14,9 @@ from starts import save_run
 from torch import nn
 
 import mapet_mm
-from mapet_mm.evaluation import checkpoint_weights
-from mapet_mm.evaluation.checkpoint_weights import WeightsError, load_weights
+from mapet_mm.evaluation import weights as checkpoint_weights
 from mapet_mm.evaluation.models import backbone_of, load_checkpoint
+from mapet_mm.evaluation.weights import WeightsError, load_weights
 from mapet_mm.models import MaPeTViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError

@@ -21,10 +21,10 @@ from mapet_mm.datasets.building import build_dataset
 from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, class_names
-from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
+from mapet_mm.evaluation.tokens import TokenBackbone
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 from mapet_mm.utils.loader_workers import outlive_signals

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from trainings import build, read_scalars
 
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, evaluated_model, take_in_memory, undisturbed
-from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.metrics.neighbours import knn_votes
+from mapet_mm.evaluation.tokens import TokenBackbone
 from mapet_mm.registry import DATASETS, HOOKS
 
 

@@ -7,7 +7,7 @@ from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 from torch import nn
 
-from mapet_mm.evaluation.adapters import BackboneError, TokenBackbone, network_of
+from mapet_mm.evaluation.tokens import BackboneError, TokenBackbone, network_of
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 VIT = dict(type="mapet_mm.MaPeTViT", arch=ARCH, img_size=16, patch_size=4)

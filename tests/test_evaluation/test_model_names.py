@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-import torchvision
 import transformers
-from foreign_models import save_hugging_face, save_timm, save_torchvision
+from foreign_models import save_hugging_face, save_timm
 from huggingface_hub.utils import GatedRepoError, RepositoryNotFoundError
 from mmcv.transforms import Compose
 from mmengine.config import Config
@@ -19,8 +18,7 @@ from PIL import Image
 
 from mapet_mm.cli.starts import take_start
 from mapet_mm.evaluation.libraries import LIBRARIES
-from mapet_mm.evaluation.models import load_checkpoint
-from mapet_mm.evaluation.named import load_model, random_twin
+from mapet_mm.evaluation.models import find_model, load_checkpoint, load_model, random_twin
 from mapet_mm.interop.convert import hf_to_mm, mm_to_timm
 from mapet_mm.interop.description import ENTRY, Description
 from mapet_mm.interop.export import write_export
@@ -38,10 +36,10 @@ def picture(tmp_path) -> str:
     return str(tmp_path / "picture.png")
 
 
-def prepared(config, loaded, picture: str) -> torch.Tensor:
+def prepared(loaded, picture: str) -> torch.Tensor:
     """The image as the evaluation hands it to the network."""
     with DefaultScope.overwrite_default_scope("mmpretrain"):
-        steps = [TRANSFORMS.build(step) for step in config.test_dataloader.dataset.pipeline]
+        steps = [TRANSFORMS.build(step) for step in loaded.config.test_dataloader.dataset.pipeline]
     return loaded.backbone.normalise(Compose(steps)(dict(img_path=picture))["inputs"][None])
 
 
@@ -50,9 +48,9 @@ def test_a_vit_of_timm_with_registers(tmp_path, picture, name):
     """By timm's name of a folder, or by the folder alone."""
     save_timm(tmp_path / "vit")
     network = timm.create_model(f"local-dir:{tmp_path / 'vit'}", pretrained=True).eval()
-    config, loaded = load_model(name.format(tmp_path / "vit"))
+    loaded = load_model(name.format(tmp_path / "vit"))
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(network))
-    images = prepared(config, loaded, picture)
+    images = prepared(loaded, picture)
     torch.testing.assert_close(images[0], transform(Image.open(picture)))
     with torch.no_grad():
         expected, tokens = network.forward_features(images), loaded.backbone(images)
@@ -65,9 +63,9 @@ def test_a_vit_of_timm_with_registers(tmp_path, picture, name):
 def test_a_vit_of_hugging_face(tmp_path, picture, kind):
     """From its folder; and its file, in which modules have other names, as the checkpoint of a config."""
     network = save_hugging_face(kind, tmp_path / kind)
-    config, loaded = load_model(f"hf:{tmp_path / kind}")
+    loaded = load_model(f"hf:{tmp_path / kind}")
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / kind)
-    images = prepared(config, loaded, picture)
+    images = prepared(loaded, picture)
     expected = processor(Image.open(picture), return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(images, expected, atol=0.03, rtol=0)  # it rounds otherwise, by 1 of 255
     assert (images - expected).abs().mean() < 5e-4
@@ -76,11 +74,12 @@ def test_a_vit_of_hugging_face(tmp_path, picture, kind):
     assert tokens.grid == (4, 4)
     torch.testing.assert_close(tokens.class_token[:, -1], expected[:, 0], **CLOSE)
     torch.testing.assert_close(tokens.patches[-1], expected[:, -16:], **CLOSE)
+    config = loaded.config
     config["model"] = dict(type="HuggingFaceClassifier", model_name=str(tmp_path / kind))
     for checkpoint in (tmp_path / kind, tmp_path / kind / "model.safetensors"):
         for again in (
             load_checkpoint(config, str(checkpoint)),
-            load_model(f"hf:{tmp_path / kind}", str(checkpoint))[1],
+            load_model(f"hf:{tmp_path / kind}", str(checkpoint)),
         ):
             assert all("pooler" in name for name in again.missing)
             with torch.no_grad():
@@ -93,7 +92,7 @@ def test_a_processor_that_does_not_normalise_gives_values_between_0_and_1(tmp_pa
     processor.save_pretrained(tmp_path)
     expected = processor(Image.open(picture), return_tensors="pt")["pixel_values"]
     assert (expected.min(), expected.max()) == (0, 1)
-    torch.testing.assert_close(prepared(*load_model(str(tmp_path)), picture), expected, atol=0.03, rtol=0)
+    torch.testing.assert_close(prepared(load_model(str(tmp_path)), picture), expected, atol=0.03, rtol=0)
 
 
 SQUARE, OBLONG = dict(height=28, width=28), dict(height=28, width=42)
@@ -124,7 +123,7 @@ def test_an_image_has_the_pixels_of_its_models_processor(tmp_path, picture, kind
     processor = getattr(transformers, f"{kind}ImageProcessor")(**options)
     processor.save_pretrained(tmp_path)
     (expected,) = processor(Image.open(picture), return_tensors="pt")["pixel_values"]
-    (image,) = prepared(*load_model(str(tmp_path)), picture)
+    (image,) = prepared(load_model(str(tmp_path)), picture)
     assert image.shape == expected.shape
     assert (image - expected).abs().mean() < 2e-3 * expected.float().std()  # it rounds otherwise
 
@@ -160,7 +159,8 @@ def test_features_of_weights_in_half_precision_are_computed_in_float32(tmp_path,
     images = torch.randn(1, 3, 28, 28)
     with torch.no_grad():
         expected = network(images).last_hidden_state[:, 1:]
-    config, loaded = load_model(f"hf:{tmp_path / 'half'}")
+    loaded = load_model(f"hf:{tmp_path / 'half'}")
+    config = loaded.config
     config["model"] = dict(type="HuggingFaceClassifier", model_name=str(tmp_path / "half"), pretrained=True)
     for checkpoint in (
         loaded,
@@ -171,7 +171,7 @@ def test_features_of_weights_in_half_precision_are_computed_in_float32(tmp_path,
             features = checkpoint.backbone(images).patches[-1]
         assert features.dtype == torch.float32
         torch.testing.assert_close(features, expected, **CLOSE)
-    _, loaded = load_model(f"hf:{tmp_path / 'half'}", str(tmp_path / "whole"))
+    loaded = load_model(f"hf:{tmp_path / 'half'}", str(tmp_path / "whole"))
     assert torch.equal(loaded.backbone.network.state_dict()["layernorm.weight"], weights["layernorm.weight"])
 
 
@@ -209,7 +209,7 @@ def test_the_real_reason_is_said_in_one_line(monkeypatch, error, cause, line, ta
 
     monkeypatch.setitem(LIBRARIES, "timm", raise_it)
     with pytest.raises(UserError, match=line) as met:
-        take("timm:name")
+        take("timm:vit_tiny_patch16_224")
     assert "\n" not in str(met.value)
     assert ("network" in str(met.value)) <= isinstance(cause, ConnectionError)
 
@@ -241,24 +241,6 @@ def test_a_vit_of_hugging_face_converts(tmp_path):
         torch.testing.assert_close(vit(images)[-1], network(images).last_hidden_state, **CLOSE)
 
 
-@pytest.mark.parametrize(("name", "side"), [("resnet50", 64), ("vit_b_32", 64)])
-def test_a_model_of_torchvision(tmp_path, picture, name, side):
-    network = save_torchvision(tmp_path / "w.pth", name, **(dict(image_size=side) if "vit" in name else {}))
-    config, loaded = load_model(f"torchvision:{name}:IMAGENET1K_V1", str(tmp_path / "w.pth"), size=side)
-    images = prepared(config, loaded, picture)
-    known = torchvision.models.get_model_weights(name).IMAGENET1K_V1.transforms
-    transform = known(crop_size=side, resize_size=round(256 * side / 224))
-    torch.testing.assert_close(images[0], transform(Image.open(picture)))
-    with torch.no_grad():
-        tokens, logits = loaded.backbone(images), network(images)
-        if name == "resnet50":
-            expected = network.fc(tokens.patches[-1].mean(1))
-        else:
-            expected = network.heads(tokens.class_token[:, -1])
-    torch.testing.assert_close(expected, logits, **CLOSE)
-    assert tokens.grid == (2, 2)
-
-
 def test_what_convert_wrote(tmp_path, capsys):
     """A file with a description; the folder of timm has the same features."""
     arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=96)
@@ -269,7 +251,7 @@ def test_what_convert_wrote(tmp_path, capsys):
     meta = dict(description=asdict(known))
     for target, name in (("mm", "vit.pth"), ("timm", "vit.safetensors"), ("timm", "folder"), ("hf", "hf")):
         write_export(tmp_path / name, target, weights, meta)
-        _, loaded = load_model(str(tmp_path / name))
+        loaded = load_model(str(tmp_path / name))
         told = capsys.readouterr().out.splitlines()[-1]
         assert "short side 32 bicubic, central 28 x 28" in told
         images = torch.randn(1, 3, 28, 28)
@@ -314,15 +296,15 @@ def test_a_folder_of_a_library_runs_nothing_that_its_file_names(tmp_path, name):
 def test_normalisation_and_size_can_be_given(tmp_path, picture, capsys):
     save_timm(tmp_path / "vit")
     given = dict(mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0), size=42)
-    config, loaded = load_model(str(tmp_path / "vit"), **given)
+    loaded = load_model(str(tmp_path / "vit"), **given)
     assert "short side 46 bicubic, central 42 x 42, mean (0.1, 0.2, 0.3)" in capsys.readouterr().out
-    assert loaded.backbone(prepared(config, loaded, picture)).grid == (6, 6)
+    assert loaded.backbone(prepared(loaded, picture)).grid == (6, 6)
     with pytest.raises(UserError, match="--size"):
         load_model("configs/evaluation/vit-micro_frozen.py", size=42)
 
 
 def test_another_normalisation_than_the_configs(config, root):
-    _, loaded = load_model(str(root / "config.py"), str(root / "weights.pth"), mean=(0.5,) * 3)
+    loaded = load_model(str(root / "config.py"), str(root / "weights.pth"), mean=(0.5,) * 3)
     assert loaded.backbone.preprocessor.mean.flatten().tolist() == [127.5] * 3
 
 
@@ -330,15 +312,44 @@ REFUSED = [
     ("nowhere", "no such config"),
     ("timm:nothing_of_this_name", "nothing_of_this_name"),
     ("hf:/nowhere/vit", "no weights are fetched"),
-    ("torchvision:resnet50:V9", "V9"),
+    ("timm:vit_tiny_patch16_224.nothing", "nothing"),
+    ("timm:local-dir:/nowhere/vit", "nowhere"),
+    ("nowhere.py", "nowhere.py"),
     ("mapet://vit-huge", "mapet://vit-base-kclip"),
 ]
 
 
 @pytest.mark.parametrize(("name", "noun"), REFUSED)
-def test_names_that_nothing_has_are_refused(name, noun):
+def test_names_that_nothing_has_are_refused_before_any_weights_are_read(name, noun):
     with pytest.raises(UserError, match=noun):
-        load_model(name)
+        find_model(name)
+
+
+@pytest.mark.parametrize("option", ["checkpoint", "prefix", "options", "size"])
+@pytest.mark.parametrize("source", ["config", "timm", "hf", "released", "file"])
+def test_what_a_source_cannot_use_is_refused(tmp_path, source, option):
+    """By one line that names it; so is a checkpoint that is not there."""
+    names = dict(config="configs/evaluation/vit-micro_frozen.py", released="mapet://vit-base-kclip")
+    if source == "timm":
+        save_timm(tmp_path / "vit")
+    elif source == "hf":
+        save_hugging_face("vit", tmp_path / "vit")
+    elif source == "file":
+        (tmp_path / "vit").touch()
+    name = names.get(source, str(tmp_path / "vit"))
+    torch.save({}, tmp_path / "weights.pth")
+    values = dict(checkpoint=str(tmp_path / "weights.pth"), prefix="vit.", options={"a": 1}, size=42)
+    flags = dict(checkpoint="CHECKPOINT", prefix="--prefix", options="--cfg-options", size="--size")
+    taken = dict(config=["checkpoint", "prefix", "options"], timm=["checkpoint", "size"], file=["size"])
+    taken["hf"] = taken["timm"]
+    if option in taken.get(source, ()):
+        find_model(name, **{option: values[option]})
+    else:
+        with pytest.raises(UserError, match=f"^{flags[option]}: "):
+            find_model(name, **{option: values[option]})
+    if option == "checkpoint" and source in taken and source != "file":
+        with pytest.raises(UserError, match="no such file: nowhere"):
+            find_model(name, checkpoint="nowhere.pth")
 
 
 def test_a_part_of_a_run_is_refused_with_the_runs_name(tmp_path):
@@ -354,10 +365,9 @@ def test_a_part_of_a_run_is_refused_with_the_runs_name(tmp_path):
         load_model(str(tmp_path / "run/training"))
 
 
-@pytest.mark.parametrize("library", ["timm", "hf", "torchvision", "described"])
+@pytest.mark.parametrize("library", ["timm", "hf", "described"])
 def test_random_weights_are_of_the_same_network_and_the_same_each_time(tmp_path, picture, library):
     """Whatever the weights, also those of a file; of a network that is random already there are none."""
-    checkpoint = None
     torch.manual_seed(1)
     if library == "timm":
         save_timm(tmp_path / "vit")
@@ -365,24 +375,22 @@ def test_random_weights_are_of_the_same_network_and_the_same_each_time(tmp_path,
     elif library == "hf":
         save_hugging_face("dinov2", tmp_path / "vit")
         name = f"hf:{tmp_path / 'vit'}"
-    elif library == "torchvision":
-        save_torchvision(tmp_path / "weights.pth", "resnet18")
-        name, checkpoint = "torchvision:resnet18", str(tmp_path / "weights.pth")
     else:
         vit = MaPeTViT("deit-tiny", img_size=32, patch_size=8)
         known = Description((32, 32), (0.5,) * 3, (0.5,) * 3, 32, "bicubic", 8, 3, 192, "avg_featmap")
         weights = {f"backbone.{key}": value + 0.1 for key, value in vit.state_dict().items()}
         torch.save(dict(state_dict=weights, meta={ENTRY: asdict(known)}), tmp_path / "vit.pth")
         name = str(tmp_path / "vit.pth")
-    config, loaded = load_model(name, checkpoint)
+    request = find_model(name)
+    loaded = request.load()
     torch.manual_seed(3)
-    _, first = random_twin(name, checkpoint, loaded, None)
+    first = random_twin(request, loaded)
     torch.manual_seed(4)
-    _, second = random_twin(name, checkpoint, loaded, None)
+    second = random_twin(request, loaded)
     assert (first.name, first.digest) == ("random weights", second.digest)
     assert loaded.digest != first.digest
-    assert random_twin(name, checkpoint, first, None) is None
-    images = prepared(config, loaded, picture)
+    assert random_twin(request, first) is None
+    images = prepared(loaded, picture)
     layers = [one.backbone(images).pooled() for one in (loaded, first)]
     assert layers[0].shape == layers[1].shape
     assert not torch.allclose(*layers)

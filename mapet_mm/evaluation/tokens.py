@@ -8,13 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torchvision
 from jaxtyping import Float
 from mmengine.utils import to_2tuple
 from mmpretrain.models import BEiTViT, HuggingFaceClassifier, TimmClassifier, VisionTransformer
 from torch import Tensor, nn
-from torch.fx import GraphModule
-from torchvision.models.feature_extraction import create_feature_extractor
 
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.precision import choose_dtype
@@ -148,27 +145,6 @@ def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
     return split_tokens(tokens, extra, grid, extra > 0, has_norm)
 
 
-def torchvision_layers(model: nn.Module) -> nn.Module:
-    """A model of torchvision with the layers of a ViT, or the last feature map, as its outputs."""
-    if isinstance(model, torchvision.models.VisionTransformer):
-        names = [f"encoder.layers.encoder_layer_{index}" for index in range(len(model.encoder.layers))]
-        return create_feature_extractor(model, [*names, "encoder.ln"])
-    names = ("layer4", "trunk_output", "permute", "features")  # ResNets, RegNets, Swin, the others
-    found = [name for name in names if hasattr(model, name)]
-    if not found:
-        raise BackboneError(f"the last feature map of torchvision's {type(model).__name__} is not known")
-    return create_feature_extractor(model, found[:1])
-
-
-def torchvision_tokens(model: nn.Module, images: Images) -> LayerTokens:
-    """Layers of a model of `torchvision_layers`: all of a ViT, the last map of others."""
-    *tokens, last = model(images).values()
-    if last.ndim == 4:
-        return map_tokens(last)
-    grid = [size // side for size, side in zip(images.shape[-2:], model.conv_proj.kernel_size, strict=True)]
-    return split_tokens([*tokens, last], 1, grid, has_class_token=True, has_norm=True)
-
-
 def last_output(backbone: nn.Module, images: Images) -> LayerTokens:
     """The one layer of a backbone whose last output is a feature map `(B, D, H, W)` or a vector `(B, D)`."""
     output = backbone(images)
@@ -179,7 +155,7 @@ def last_output(backbone: nn.Module, images: Images) -> LayerTokens:
     if not isinstance(output, Tensor) or output.ndim != 4:
         raise BackboneError(
             f"{type(backbone).__name__} gives neither a feature map (B, D, H, W) nor a vector (B, D): set "
-            "its output type, or add it to mapet_mm/evaluation/adapters.py"
+            "its output type, or add it to mapet_mm/evaluation/tokens.py"
         )
     return map_tokens(output)
 
@@ -217,7 +193,6 @@ EXTRAS = ("cls_token", "reg_token", "dist_token", "pos_embed", "rope", "rel_pos_
 MMPRETRAIN = Adapter(mmpretrain_tokens, (*EXTRAS, "pre_norm"))
 TIMM = Adapter(timm_tokens, (*EXTRAS, "norm_pre"))
 HUGGING_FACE = Adapter(hugging_face_tokens)
-TORCHVISION = Adapter(torchvision_tokens)
 OTHERS = Adapter(last_output)
 
 
@@ -227,8 +202,6 @@ def adapter_of(network: nn.Module) -> Adapter:
         return MMPRETRAIN
     if hasattr(network, "forward_intermediates"):
         return TIMM
-    if isinstance(network, GraphModule):
-        return TORCHVISION
     if hasattr(network, "config"):
         return HUGGING_FACE
     return OTHERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,19 +128,21 @@ def evaluate(
     """
     from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
     from mapet_mm.evaluation.models import load_model
-    from mapet_mm.evaluation.run import evaluate_data
+    from mapet_mm.evaluation.run import Wish
+    from mapet_mm.evaluation.run import evaluate as evaluate_models
     from mapet_mm.utils.commands import class_level as level_of
     from mapet_mm.utils.dist import choose_device
 
     choose_device()
     loaded = load_model(os.fspath(model), _as_text(checkpoint))
-    config = loaded.config
     level = None if class_level is None else level_of(str(class_level))
     sources = dict(labels=_as_text(labels), class_level=level)
     if takes_other_classes(os.fspath(model), _as_text(data), **sources):
-        config = with_other_classes(config, Path(model), **sources)
+        loaded = replace(loaded, config=with_other_classes(loaded.config, Path(model), **sources))
         sources = {}
-    return Rows(evaluate_data(config, loaded, _as_text(data), protocols, Path(cache), every=every, **sources))
+    wish = Wish(_as_text(data), protocols, every, **sources)
+    (rows,) = evaluate_models({loaded.name: loaded}, wish, Path(cache)).values()
+    return Rows(rows)
 
 
 def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Loaded:

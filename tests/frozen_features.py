@@ -1,5 +1,6 @@
 """A small classifier, its config, its images, and their features in a cache."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -7,8 +8,11 @@ from mmengine.config import Config
 
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.features import FeatureBank
-from mapet_mm.evaluation.image_sets import read_image_sets
-from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.evaluation.image_sets import ImageSet, read_image_sets
+from mapet_mm.evaluation.models import Model, load_checkpoint
+from mapet_mm.evaluation.protocol import Protocol
+from mapet_mm.evaluation.rows import Row
+from mapet_mm.evaluation.run import Job, OpenBanks, check_space, figures_of
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 PIPELINE = [dict(type="LoadImageFromFile"), dict(type="PackInputs")]
@@ -25,6 +29,15 @@ def take(
 ) -> FeatureBank:
     checkpoint = load_checkpoint(config, str(Path(config.filename).parent / "weights.pth"))
     return take_features(checkpoint, read_image_sets(config, data)[name], cache, kinds)
+
+
+def rows_of(
+    model: Model, images: dict[str, ImageSet], protocols: Sequence[Protocol], cache: Path
+) -> list[Row]:
+    """The rows of some protocols on some images."""
+    job = Job(model, "", images, OpenBanks(model, images, cache), protocols)
+    check_space([job], cache)
+    return [row for rows in figures_of(job, cache) for row in rows]
 
 
 def save(weights: dict, root: Path) -> None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ from mapet_mm.utils.commands import add_class_options
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 if TYPE_CHECKING:
-    from mmengine.config import Config
-
     from mapet_mm.evaluation.models import Model
     from mapet_mm.evaluation.rows import Row
 
@@ -94,7 +93,7 @@ def main() -> None:
     from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
     from mapet_mm.evaluation.models import find_model, random_twin
     from mapet_mm.evaluation.rows import figure_text, results_table
-    from mapet_mm.evaluation.run import evaluate_data
+    from mapet_mm.evaluation.run import Wish, evaluate
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process, print_once, say_share
     from mapet_mm.utils.tables import format_table
@@ -108,43 +107,39 @@ def main() -> None:
         if len(given) > 2:
             raise UserError(f"--compare {' '.join(given)}: one model and one checkpoint")
     changes = dict(options=args.cfg_options, prefix=args.prefix, mean=args.mean, std=args.std, size=args.size)
-    sources = dict(labels=args.labels, class_level=args.class_level)
-    results: dict[str, list[Row]] = {}
-
-    def show(row: Row) -> None:
-        if not row.detail and is_first_process():
-            print(f"  {row.name}: {figure_text(row)} {row.unit}", flush=True)
-
-    def evaluate(config: Config, loaded: Model) -> None:
-        name = f"{loaded.name} ({len(results) + 1})" if loaded.name in results else loaded.name
-        print_once(f"{name}:")
-        results[name] = evaluate_data(
-            config, loaded, args.data, args.protocols, args.cache, every=args.all, show=show, **sources
-        )
-
     requests = [find_model(*given, **(changes if given is models[0] else {})) for given in models]
-    for index, request in enumerate(requests):
-        loaded = request.load()
-        # Without --data, all models are evaluated on the images that the first one's config names.
-        if index == 0 or args.data:
-            declaring = loaded.config
-        if index == 0 and takes_other_classes(args.model, args.data, **sources):
-            declaring = with_other_classes(loaded.config, Path(args.model), **sources)
-            sources.clear()
-        evaluate(declaring, loaded)
+    loaded = [request.load() for request in requests]
     if not (args.compare or args.no_random):
-        twin = random_twin(requests[0], loaded)
+        twin = random_twin(requests[0], loaded[0])
         if twin:
             print_once("the same network with random weights takes its features, too (without: --no-random)")
-            evaluate(declaring, twin)
+            loaded.append(twin)
+    sources = dict(labels=args.labels, class_level=args.class_level)
+    if takes_other_classes(args.model, args.data, **sources):
+        config = with_other_classes(loaded[0].config, Path(args.model), **sources)
+        loaded[0] = replace(loaded[0], config=config)
+        sources = {}
+    columns: dict[str, Model] = {}
+    for model in loaded:
+        name = f"{model.name} ({len(columns) + 1})" if model.name in columns else model.name
+        columns[name] = model
+
+    def show(row: Row) -> None:
+        if not row.detail:
+            print(f"  {row.name}: {figure_text(row)} {row.unit}", flush=True)
+
+    def keep(results: Mapping[str, Sequence[Row]]) -> None:
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            figures = {name: [asdict(row) for row in rows] for name, rows in results.items()}
+            replace_json(args.out / "results.json", figures)
+
+    results = evaluate(columns, Wish(args.data, args.protocols, args.all, **sources), args.cache, show, keep)
     if not is_first_process():
         return
     table = results_table(results)
     print(f"\n{format_table(table)}")
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        figures = {name: [asdict(row) for row in rows] for name, rows in results.items()}
-        replace_json(args.out / "results.json", figures)
         summary = f"Frozen features of {', '.join(results)}."
         command = shlex.join(["python", *sys.argv])
         page = write_report(args.out / "report.html", Report("Features", summary, table, commands=[command]))

@@ -29,7 +29,7 @@ PROTOCOLS = Registry(
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A checkpoint's features and images by the name of the set, as protocols get them."""
+    """A model's features and images by the name of the set, as protocols get them."""
 
     features: Mapping[str, Features]
     images: Mapping[str, ImageSet]
@@ -38,39 +38,42 @@ class Evaluated:
 
 
 class Protocol:
-    """One way of judging features. Options are arguments of the constructor, kept under their names.
+    """One way of judging features, by four members. Options are arguments of the constructor, with defaults.
 
-    Subclasses are registered in `PROTOCOLS`; `needs` names their image sets, with the kinds of features.
-    `by_default` has the options of an evaluation that names no protocols; None leaves an expensive one out.
+    Subclasses are registered in `PROTOCOLS`.
     """
 
-    needs: ClassVar[Mapping[str, Sequence[str]]] = {"train": ["pooled"], "val": ["pooled"]}
-    needs_scikit_learn: ClassVar[bool] = False
-    by_default: ClassVar[Mapping[str, Any] | None] = {}
+    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+        """The image sets that it takes, with the kinds of features; without one of these it cannot run.
 
-    def wanted(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
-        """`needs`, and what is taken of image sets that may be there."""
-        return self.needs
+        Args:
+            images: that there are.
+        """
+        return {"train": ["pooled"], "val": ["pooled"]}
 
-    def check(self, images: Mapping[str, ImageSet]) -> None:
-        """Raise UserError if the images do not suit, before any features are taken."""
+    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
+        """Why it cannot run on these images, or on features of this size, which are not computed yet.
 
-    def check_features(self, features: Mapping[str, Features]) -> None:
-        """Raise UserError if features of this size do not suit, before they are computed."""
+        A `UserError` says it as well.
+        """
+        return None
 
-    def check_quick(self, features: Mapping[str, Features]) -> None:
-        """Raise UserError if features of this size take minutes, so that somebody should ask for it."""
+    def takes(self, features: Mapping[str, Features]) -> Mapping[str, Any] | None:
+        """The options of its rows where nobody names it; None if features of this size take minutes."""
+        return {}
 
-    def run(self, evaluated: Evaluated) -> list[Row]:
-        """The figures of one checkpoint."""
+    def rows(self, evaluated: Evaluated) -> list[Row]:
+        """The figures of one model."""
         raise NotImplementedError
 
 
 def known_protocols() -> dict[str, type[Protocol]]:
     """All protocols by name, the cheapest first."""
     PROTOCOLS.import_from_location()
+    order = {f"{__package__}.protocols.{name}": index for index, name in enumerate(MODULES)}
     kinds = PROTOCOLS.module_dict.items()
-    return dict(sorted(kinds, key=lambda item: MODULES.index(item[1].__module__.rpartition(".")[2])))
+    # Those of a user come last.
+    return dict(sorted(kinds, key=lambda item: order.get(item[1].__module__, len(order))))
 
 
 def build_protocols(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
@@ -125,22 +128,25 @@ class Classification(Protocol):
 
     name: ClassVar[str]  # in the table
 
-    def check(self, images: Mapping[str, ImageSet]) -> None:
+    kind: ClassVar[str] = "pooled"  # of features that it takes
+
+    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+        """Further sets as `val`."""
+        return {name: [self.kind] for name in ("train", "val", *further(images))}
+
+    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
         """See `check_labels` and `answers`."""
         num_classes = check_labels(images["train"], images["val"])
         for name in further(images):
             answers(images["train"], images[name], num_classes)
-
-    def wanted(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
-        """Further sets as `val`."""
-        return {**self.needs, **dict.fromkeys(further(images), self.needs["val"])}
+        return None
 
     def labelled(self, evaluated: Evaluated) -> tuple[Features, Features, int]:
         """Features of `train` and `val`, and the number of classes."""
         num_classes = check_labels(evaluated.images["train"], evaluated.images["val"])
         return evaluated.features["train"], evaluated.features["val"], num_classes
 
-    def rows(
+    def rows_of(
         self,
         evaluated: Evaluated,
         setting: str,

@@ -1,18 +1,17 @@
-"""Run protocols on a model: choose them, say what the features cost, take these, collect the rows."""
+"""Run protocols on models: open everything and ask everybody first, then compute, and keep each figure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mmengine.config import Config
 
 from mapet_mm.evaluation import VERSION
-from mapet_mm.evaluation.extraction import fill, open_bank, require_few_left_out
+from mapet_mm.evaluation.extraction import open_bank, require_few_left_out, take_features
 from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import SECTION, ImageSet, declaring_config, read_image_sets
 from mapet_mm.evaluation.models import Model
@@ -27,113 +26,170 @@ from mapet_mm.utils.errors import UserError
 MOST_TOKENS = 20 * GIGABYTE
 
 
-def evaluate_data(
-    config: Config,
-    model: Model,
-    data: str | None,
-    names: Sequence[str] | None,
-    cache: Path,
-    every: bool = False,
-    show: Callable[[Row], None] = lambda row: None,
-    labels: str | None = None,
-    class_level: int | None = None,
-) -> list[Row]:
-    """The figures on one group of image sets, or on each of the several that a section's `folders` names.
-
-    Rows of several have the group's name at the end; last come their means.
+@dataclass(frozen=True)
+class Wish:
+    """What somebody wants to know.
 
     Args:
-        config: the model's; its section `evaluation` may name image sets and `protocols`.
-        model: the backbone.
-        data: another config, which names them instead, or a folder of images.
-        names: these protocols instead, as they are declared if they are.
-        cache: folder of all features.
-        every: also the expensive protocols, if neither `names` nor the config chooses.
-        show: is given each row as soon as it is known.
+        data: a config that names image sets and protocols, or a folder of images; None for those that the
+            first model's config names.
+        names: protocols, as they are declared if they are; None for the declared ones or, without a
+            declaration, those that the images suit and that take seconds.
+        every: also all others that the images suit.
         labels: see `read_image_sets`.
         class_level: see `read_image_sets`.
+    """
+
+    data: str | None = None
+    names: Sequence[str] | None = None
+    every: bool = False
+    labels: str | None = None
+    class_level: int | None = None
+
+
+class OpenBanks(dict):
+    """Features by the name of the image set, as far as the cache has them; opened when somebody asks."""
+
+    def __init__(self, model: Model, images: Mapping[str, ImageSet], cache: Path) -> None:
+        super().__init__()
+        self.model = model
+        self.images = images
+        self.cache = cache
+
+    def __missing__(self, name: str) -> FeatureBank:
+        self[name] = open_bank(self.model, self.images[name], self.cache)
+        return self[name]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model on one group of image sets, with the protocols that will run."""
+
+    model: Model
+    group: str  # its name, at the end of the rows' settings; "" for an only group
+    images: Mapping[str, ImageSet]
+    features: OpenBanks
+    protocols: Sequence[Protocol]
+
+    @property
+    def kinds(self) -> dict[str, list[str]]:
+        """The kinds of features that the protocols take of each image set, by its name."""
+        kinds: dict[str, set[str]] = defaultdict(set)
+        for protocol in self.protocols:
+            for name, needed in protocol.needs(self.images).items():
+                kinds[name].update(needed)
+        return {name: sorted(needed) for name, needed in kinds.items()}
+
+
+def evaluate(
+    models: Mapping[str, Model],
+    wish: Wish,
+    cache: Path,
+    show: Callable[[Row], None] = lambda row: None,
+    keep: Callable[[Mapping[str, Sequence[Row]]], None] = lambda results: None,
+) -> dict[str, list[Row]]:
+    """The figures of some models, by model; the first process alone gets them.
+
+    All image sets are opened and all protocols are asked before any features are computed.
+
+    Args:
+        models: by the name of their column.
+        wish: images and protocols.
+        cache: folder of all features.
+        show: is given each row as soon as it is known.
+        keep: is given all rows that are known, after each protocol.
 
     Raises:
-        UserError: the section asks for another `version` of the protocols; see also `choose_protocols` and
-            `evaluate`.
+        UserError: no such images or protocols, or some that do not suit each other; or too little disk.
     """
-    section = declaring_config(config, data).get(SECTION) or {}
+    first = next(iter(models.values()))
+    plans = {}
+    for name, model in models.items():
+        config = model.config if wish.data else first.config
+        plans[name] = list(plan(replace(model, config=config), wish, cache))
+    check_space([job for jobs in plans.values() for job in jobs], cache)
+    results: dict[str, list[Row]] = {}
+    for name, jobs in plans.items():
+        print_once(f"{name}:")
+        results[name] = []
+        figures = defaultdict(list)
+        for job in jobs:
+            for rows in figures_of(job, cache):
+                for row in rows:
+                    figures[row.protocol, row.setting].append(row)
+                    named = replace(row, setting=f"{row.setting}, {job.group}") if job.group else row
+                    results[name].append(named)
+                    show(named)
+                keep(results)
+        if len(jobs) > 1 and is_first_process():
+            results[name] += [mean_row(rows) for rows in figures.values() if len(rows) == len(jobs)]
+            keep(results)
+    return results
+
+
+def plan(model: Model, wish: Wish, cache: Path) -> Iterator[Job]:
+    """The jobs of a model: one, or one for each group that a section's `folders` names.
+
+    Raises:
+        UserError: the section asks for another `version` of the protocols, or has no such images; see also
+            `choose_protocols`.
+    """
+    section = declaring_config(model.config, wish.data).get(SECTION) or {}
     version = section.get("version", VERSION)
     if version != VERSION:
         raise UserError(f"the config asks for version {version} of the protocols: these are {VERSION}")
-    folders = section.get("folders") or {"": data}
-    asked = names is not None or "protocols" in section
-    found = []
-    groups = defaultdict(list)
-    for name, folder in folders.items():
-        images = read_image_sets(config, folder, labels, class_level)
+    for group, folder in (section.get("folders") or {"": wish.data}).items():
+        images = read_image_sets(model.config, folder, wish.labels, wish.class_level)
         for image_set in images.values():
-            image_set.per_class |= name in section.get("per_class", ())
-        protocols = choose_protocols(config, data, names, images, every)
-
-        def take(row: Row, group: str = name) -> None:
-            groups[row.protocol, row.setting].append(row)
-            named = replace(row, setting=f"{row.setting}, {group}") if group else row
-            found.append(named)
-            show(named)
-
-        quick = not (asked or every)
-        evaluate(model, images, protocols, cache, asked, take, quick)
-    if len(folders) > 1:
-        complete = [rows for rows in groups.values() if len(rows) == len(folders)]
-        found += [mean_row(rows) for rows in complete]
-    return found
-
-
-def mean_row(rows: Sequence[Row]) -> Row:
-    """The mean of one figure over several groups of image sets."""
-    value = float(np.mean([row.value for row in rows]))
-    units = sorted({row.unit for row in rows})
-    setting = f"{rows[0].setting}, mean of {len(rows)} sets"
-    return Row(rows[0].protocol, setting, value, " and ".join(units), detail=rows[0].detail)
+            image_set.per_class |= group in section.get("per_class", ())
+        features = OpenBanks(model, images, cache)
+        protocols = choose_protocols(section.get("protocols"), wish, images, features)
+        yield Job(model, group, images, features, protocols)
 
 
 def choose_protocols(
-    config: Config,
-    data: str | None,
-    names: Sequence[str] | None,
+    declared: Sequence[Mapping[str, Any]] | None,
+    wish: Wish,
     images: Mapping[str, ImageSet],
-    every: bool = False,
+    features: Mapping[str, FeatureBank],
 ) -> list[Protocol]:
-    """The declared protocols or, without a declaration, those that the images suit and that take seconds.
+    """The named protocols, or the declared ones where their images are, or those that take seconds, or all.
 
     Args:
-        config: the model's; its section `evaluation` may have `protocols`.
-        data: another config, which declares them instead; a folder declares none.
-        names: these protocols instead, as they are declared if they are.
+        declared: of a config: dicts with `type` and options.
+        wish: has `names` and `every`.
         images: the image sets by name.
-        every: without a declaration, all that the images suit.
+        features: their sizes.
 
     Raises:
-        UserError: no such protocol, or images that do not suit one that was asked for.
+        UserError: no such protocol, images that do not suit one that was asked for, or nothing to run.
         ImportError: a protocol needs scikit-learn, which is not installed.
     """
-    declared = (declaring_config(config, data).get(SECTION) or {}).get("protocols")
-    asked = names is not None or declared is not None
-    if names:
-        chosen = named_protocols(names, declared or [])
-    elif declared is not None:
-        chosen = declared
-    elif every:
-        chosen = [dict(type=name) for name in known_protocols()]
-    else:
-        chosen = quick_protocols(images)
-    with_images = []
-    for protocol in build_protocols(chosen):
-        absent = set(protocol.needs) - set(images)
-        if absent:
-            print_once(f"no {type(protocol).__name__}: there are no `{min(absent)}` images")
+    if wish.names and wish.every:
+        raise UserError("--all runs all protocols: leave out --protocols, or --all")
+    configs = named_protocols(wish.names, declared or []) if wish.names else declared or []
+    chosen = []
+    for protocol in build_protocols(configs):
+        name = type(protocol).__name__
+        absent = absent_set(protocol, images)
+        reason = absent or reason_against(protocol, images, features)
+        if absent and not wish.names:
+            print_once(f"no {name}: {absent}")
+        elif reason:
+            raise UserError(f"{name}: {reason}")
         else:
-            with_images.append(protocol)
-    return suiting(with_images, lambda protocol: check_images(protocol, images), asked)
+            chosen.append(protocol)
+    if wish.every or not (wish.names or declared is not None):
+        known = {type_name(one["type"]) for one in configs}
+        chosen += others(known, wish.every, images, features)
+    if not chosen:
+        raise UserError(
+            f"no protocol suits these images ({', '.join(images)}), so there is nothing to compute"
+        )
+    return chosen
 
 
-def named_protocols(names: Sequence[str], declared: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def named_protocols(names: Sequence[str], declared: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The named protocols, each as it is declared, else with its defaults."""
     known = {*known_protocols(), *(type_name(one["type"]) for one in declared)}
     chosen = []
@@ -145,124 +201,102 @@ def named_protocols(names: Sequence[str], declared: Sequence[Mapping[str, Any]])
     return chosen
 
 
-def quick_protocols(images: Mapping[str, ImageSet]) -> list[dict[str, Any]]:
-    """Configs of the protocols that take seconds after their features; says what is left out."""
-    configs = []
+def others(
+    known: set[str], every: bool, images: Mapping[str, ImageSet], features: Mapping[str, FeatureBank]
+) -> list[Protocol]:
+    """The protocols that nobody named, but the images suit: those that take seconds or, with `every`, all."""
+    chosen = []
     left_out = []
     for name, kind in known_protocols().items():
-        if kind.by_default is not None:
-            configs.append(dict(type=name, **kind.by_default))
-        if kind.by_default != {} and set(kind.needs) <= set(images):
-            part = ", ".join(kind.by_default or ())
+        if name in known:
+            continue
+        protocol = kind()
+        reason = (
+            absent_set(protocol, images)
+            or reason_against(protocol, images, features)
+            or many_tokens(protocol, images, features)
+        )
+        if reason:
+            print_once(f"no {name}: {reason}")
+            continue
+        options = {} if every else protocol.takes(features)
+        if options is not None:
+            chosen.append(kind(**options))
+        if options is None or options:
+            part = ", ".join(options or ())
             left_out.append(f"{name} (other {part})" if part else name)
     if left_out:
         print_once(f"left out, to be quick: {', '.join(left_out)}; --protocols NAME or --all runs them")
-    return configs
+    return chosen
 
 
-def check_images(protocol: Protocol, images: Mapping[str, ImageSet]) -> None:
-    """Raise an error, before any features are computed, if a protocol cannot run on these images."""
-    if protocol.needs_scikit_learn:
-        import sklearn  # noqa: F401  # the error names what to install
-    protocol.check(images)
+def absent_set(protocol: Protocol, images: Mapping[str, ImageSet]) -> str | None:
+    """Which image set a protocol needs and nobody has named."""
+    absent = set(protocol.needs(images)) - set(images)
+    return f"there are no `{min(absent)}` images" if absent else None
 
 
-def suiting(protocols: Sequence[Protocol], check: Callable[[Protocol], None], asked: bool) -> list[Protocol]:
-    """The protocols that pass a check; one that was asked for ends the run with its UserError."""
-    passed = []
-    for protocol in protocols:
-        name = type(protocol).__name__
-        try:
-            check(protocol)
-        except UserError as error:
-            if asked:
-                raise type(error)(f"{name}: {error}") from error
-            print_once(f"no {name}: {error}")
-        else:
-            passed.append(protocol)
-    return passed
+def reason_against(
+    protocol: Protocol, images: Mapping[str, ImageSet], features: Mapping[str, FeatureBank]
+) -> str | None:
+    """Why a protocol cannot run, whether it returns the reason or raises it."""
+    try:
+        return protocol.unfit(images, features)
+    except UserError as error:
+        return str(error)
 
 
-def evaluate(
-    model: Model,
-    images: Mapping[str, ImageSet],
-    protocols: Sequence[Protocol],
-    cache: Path,
-    asked: bool = True,
-    show: Callable[[Row], None] = lambda row: None,
-    quick: bool = False,
-) -> list[Row]:
-    """Figures of a model, with its features in the folder `cache`; the first process alone gets them.
+def many_tokens(
+    protocol: Protocol, images: Mapping[str, ImageSet], features: Mapping[str, FeatureBank]
+) -> str | None:
+    """That a protocol takes so many patch tokens that somebody should ask for it."""
+    taken = [name for name, kinds in protocol.needs(images).items() if "tokens" in kinds]
+    needed = sum(features[name].missing_bytes("tokens") for name in taken)
+    if needed <= MOST_TOKENS:
+        return None
+    name = type(protocol).__name__
+    return f"its patch tokens take {needed / GIGABYTE:.1f} GB on disk; `--protocols {name}` takes them"
 
-    Args:
-        model: the backbone.
-        images: the image sets by name.
-        protocols: of `choose_protocols`.
-        cache: folder of all features.
-        asked: True if somebody chose the protocols; else those are left out whose patch tokens take more
-            than 20 GB, or whose features do not suit.
-        show: is given each row as soon as it is known.
-        quick: leave out protocols that take minutes on features of this size.
+
+def check_space(jobs: Sequence[Job], cache: Path) -> None:
+    """Say how much will be written; raise UserError if the disk has less."""
+    missing = {}  # two jobs may share features
+    for job in jobs:
+        for name, kinds in job.kinds.items():
+            for kind in kinds:
+                bank = job.features[name]
+                missing[bank.folder, kind] = bank.missing_bytes(kind)
+    require_room(cache, sum(missing.values()), "features", "name another --cache, or fewer --protocols")
+
+
+def figures_of(job: Job, cache: Path) -> Iterator[list[Row]]:
+    """The rows of each protocol, after all features were taken.
 
     Raises:
-        UserError: the disk has too little space, features do not suit a protocol that was asked for, or two
-            rows have one name, by which a table's column knows them.
+        UserError: two rows have one name, by which a table's column knows them.
     """
-    names = {name for protocol in protocols for name in protocol.wanted(images)}
-    banks = {name: open_bank(model, one, cache) for name, one in images.items() if name in names}
-    protocols = suiting(protocols, lambda protocol: protocol.check_features(banks), asked)
-    if not asked:
-        protocols = suiting(protocols, lambda protocol: check_tokens(protocol, images, banks), asked)
-    if quick:
-        protocols = suiting(protocols, lambda protocol: protocol.check_quick(banks), asked)
-    kinds = needed_kinds(protocols, images)
-    check_space(banks, kinds, cache)
-    for name, needed in kinds.items():
-        banks[name] = fill(banks[name], model, images[name], needed)
-    require_few_left_out(images.values())
+    features = {}
+    for name, kinds in job.kinds.items():
+        features[name] = take_features(job.model, job.images[name], cache, kinds)
+    require_few_left_out(job.images.values())
     if not is_first_process():
-        return []
-    evaluated = Evaluated(banks, images, model.backbone.device)
-    rows = {}
-    for protocol in protocols:
-        for row in protocol.run(evaluated):
-            if row.name in rows:
+        return
+    evaluated = Evaluated(features, job.images, job.model.backbone.device)
+    names = set()
+    for protocol in job.protocols:
+        rows = protocol.rows(evaluated)
+        for row in rows:
+            if row.name in names:
                 raise UserError(
                     f"`protocols` give two results `{row.name}`: run these protocols one at a time"
                 )
-            rows[row.name] = row
-            show(row)
-    return list(rows.values())
+            names.add(row.name)
+        yield rows
 
 
-def needed_kinds(protocols: Sequence[Protocol], images: Mapping[str, ImageSet]) -> dict[str, list[str]]:
-    """The kinds of features that some protocols take of each image set, by its name."""
-    kinds: dict[str, set[str]] = defaultdict(set)
-    for protocol in protocols:
-        for name, needed in protocol.wanted(images).items():
-            kinds[name].update(needed)
-    return {name: sorted(needed) for name, needed in kinds.items()}
-
-
-def missing_bytes(banks: Mapping[str, FeatureBank], kinds: Mapping[str, Sequence[str]]) -> int:
-    """Size on disk of features that are not in the cache yet."""
-    return sum(banks[name].missing_bytes(kind) for name, needed in kinds.items() for kind in needed)
-
-
-def check_tokens(
-    protocol: Protocol, images: Mapping[str, ImageSet], banks: Mapping[str, FeatureBank]
-) -> None:
-    """Raise UserError if a protocol takes so many patch tokens that somebody should ask for it."""
-    tokens = {name: ["tokens"] for name, kinds in protocol.wanted(images).items() if "tokens" in kinds}
-    needed = missing_bytes(banks, tokens)
-    if needed > MOST_TOKENS:
-        name = type(protocol).__name__
-        raise UserError(
-            f"its patch tokens take {needed / GIGABYTE:.1f} GB on disk; `--protocols {name}` takes them"
-        )
-
-
-def check_space(banks: Mapping[str, FeatureBank], kinds: Mapping[str, Sequence[str]], cache: Path) -> None:
-    """Say how much will be written; raise UserError if the disk has less."""
-    remedy = "name another --cache, or fewer --protocols"
-    require_room(cache, missing_bytes(banks, kinds), "features", remedy)
+def mean_row(rows: Sequence[Row]) -> Row:
+    """The mean of one figure over several groups of image sets."""
+    value = float(np.mean([row.value for row in rows]))
+    units = sorted({row.unit for row in rows})
+    setting = f"{rows[0].setting}, mean of {len(rows)} sets"
+    return Row(rows[0].protocol, setting, value, " and ".join(units), detail=rows[0].detail)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 
 from mapet_mm.evaluation.extraction import require_few_left_out, take_features
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.image_sets import ImageSet, check_labels
 from mapet_mm.evaluation.metrics.neighbours import suiting_k, too_few_voters
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Model
@@ -182,7 +182,7 @@ def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     """For each measure, 100 for a held-out image that is classified right, 0 for others, or their mean."""
     train = evaluated.features["train"]
     neighbours = NearestNeighbours(k=suiting_k(len(train)))
-    neighbours.check(evaluated.images)
+    check_labels(evaluated.images["train"], evaluated.images["val"])
     setting = train.settings[-1]
     votes = partial(neighbours.votes, evaluated, setting)
     hits = {"k-NN, top-1 (%)": neighbours.hits(evaluated, "val", [votes])[0].mean(0)}

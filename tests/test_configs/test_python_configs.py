@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from few_images import few_images_config
+from frozen_features import rows_of
 from mmengine.config import Config
 from mmengine.model import PretrainedInit
 from mmpretrain.models import VQKD
@@ -18,7 +19,6 @@ from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import build_protocols
 from mapet_mm.evaluation.protocols.label_free import LabelFree
-from mapet_mm.evaluation.run import evaluate
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
 from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
 from mapet_mm.utils.config import read_config, scope_of
@@ -89,7 +89,7 @@ def test_a_config_that_a_program_has_read_by_itself_is_evaluated(project, pretra
     checkpoint = load_checkpoint(cfg, "run/epoch_2.pth")
     assert checkpoint.digest == load_checkpoint("mapet.py", "run/epoch_2.pth").digest
     protocols = build_protocols([dict(type="mapet_mm.NearestNeighbours", k=3), dict(type=LabelFree)])
-    rows = evaluate(checkpoint, read_image_sets(cfg), protocols, project / "cache")
+    rows = rows_of(checkpoint, read_image_sets(cfg), protocols, project / "cache")
     assert {"k-NN", "RankMe"} <= {row.protocol for row in rows}
 
 

@@ -102,6 +102,14 @@ def test_two_checkpoints_for_one_config_are_refused(config, root, monkeypatch):
         run_tool(monkeypatch, "evaluate_features.py", *arguments, "--cache", root / "cache")
 
 
+def test_a_mistyped_second_model_is_found_before_weights_are_read(config, root, monkeypatch):
+    monkeypatch.setattr("mapet_mm.evaluation.models.Request.load", lambda request: pytest.fail("it loads"))
+    for name in ("not_there.py", "timm:vit_tiny_patch16_225"):
+        arguments = [root / "config.py", "--compare", name, "--cache", root / "cache"]
+        with pytest.raises(SystemExit, match=name):
+            run_tool(monkeypatch, "evaluate_features.py", *arguments)
+
+
 def test_a_config_of_another_version_of_the_protocols_is_refused(config, root, monkeypatch):
     """A table's run that waited while the code was replaced gives no figure of another protocol."""
     options = ["--cfg-options", "evaluation.version=1"]

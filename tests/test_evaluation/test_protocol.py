@@ -1,25 +1,31 @@
 """Protocols are chosen by config, and their rows are told apart and put into one table."""
 
+import re
+import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from frozen_features import PROTOCOLS
+from frozen_features import PROTOCOLS, rows_of
 from mmengine.config import Config
 from scipy import stats
 from sklearn.metrics import balanced_accuracy_score
 
 from mapet_mm.evaluation import run
 from mapet_mm.evaluation.extraction import take_features
-from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
+from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.evaluation.protocol import PROTOCOLS as PROTOCOLS_OF_SUITE
 from mapet_mm.evaluation.protocol import Evaluated, build_protocols, held_out
+from mapet_mm.evaluation.protocols import regression
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
+from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.rows import Row, bootstrap, mean_of_groups, results_table
-from mapet_mm.evaluation.run import choose_protocols, evaluate
+from mapet_mm.evaluation.run import OpenBanks, Wish, choose_protocols, evaluate
 from mapet_mm.utils.errors import UserError
 
 
@@ -27,46 +33,75 @@ def names(protocols) -> list[str]:
     return [type(protocol).__name__ for protocol in protocols]
 
 
-def labelled(*labels: list[int] | None) -> dict:
-    return {
-        name: SimpleNamespace(name=name, labels=None if one is None else torch.tensor(one), class_names=None)
-        for name, one in zip(("train", "val"), labels, strict=True)
-    }
+@pytest.fixture
+def images(config) -> dict:
+    return read_image_sets(config)
 
 
-def test_declared_protocols_run_where_their_images_are(config, capsys):
-    config.evaluation.protocols.append(dict(type="SegmentationByNeighbours"))
-    chosen = choose_protocols(config, None, None, labelled([0, 0, 1], [0, 1]))
+@pytest.fixture
+def choose(config, root, images):
+    """Choose protocols for these images."""
+    banks = OpenBanks(load_checkpoint(config, None), images, root / "cache")
+    return lambda declared=None, **wish: choose_protocols(declared, Wish(**wish), images, banks)
+
+
+def test_declared_protocols_run_where_their_images_are(choose, capsys):
+    declared = [*PROTOCOLS, dict(type="SegmentationByNeighbours")]
+    chosen = choose(declared)
     assert names(chosen) == [one["type"] for one in PROTOCOLS]
     assert (chosen[0].k, chosen[1].rates) == (3, [0.1, 1.0])
     assert "no SegmentationByNeighbours: there are no `dense_train` images" in capsys.readouterr().out
-    assert names(choose_protocols(config, None, ["LowShot"], labelled([0, 0, 1], [0, 1]))) == ["LowShot"]
+    assert names(choose(declared, names=["LowShot"])) == ["LowShot"]
+    with pytest.raises(UserError, match="SegmentationByNeighbours: there are no `dense_train` images"):
+        choose(declared, names=["SegmentationByNeighbours"])
+    with pytest.raises(UserError, match=r"no protocol suits these images \(train, val\)"):
+        choose(declared[-1:])
 
 
-def test_a_named_protocol_runs_as_often_as_it_is_declared(config):
-    config.evaluation.protocols.append(dict(type="NearestNeighbours", k=5))
-    chosen = choose_protocols(config, None, ["NearestNeighbours"], labelled([0, 0, 1], [0, 1]))
-    assert [one.k for one in chosen] == [3, 5]
+def test_all_adds_the_others_to_the_declared_protocols(choose):
+    """Each declared one with its own settings; with names it is refused."""
+    chosen = choose([dict(type="NearestNeighbours", k=5)], every=True)
+    assert names(chosen) == names(choose(every=True))
+    assert chosen[0].k == 5
+    with pytest.raises(UserError, match="--all runs all"):
+        choose(names=["LowShot"], every=True)
 
 
-def test_without_a_declaration_all_run_that_the_images_suit(config, root, capsys):
-    unlabelled, plain = labelled(None, None), Config(dict())
-    assert not {"NearestNeighbours", "LowShot"} & {*names(choose_protocols(plain, None, None, unlabelled))}
-    assert "no NearestNeighbours: the `train` images have no labels" in capsys.readouterr().out
-    assert "LowShot" in names(choose_protocols(plain, None, None, labelled([0, 0, 1], [1])))
+def test_a_named_protocol_runs_as_often_as_it_is_declared(choose):
+    declared = [*PROTOCOLS, dict(type="NearestNeighbours", k=5)]
+    assert [one.k for one in choose(declared, names=["NearestNeighbours"])] == [3, 5]
+
+
+def test_without_a_declaration_all_run_that_the_images_suit(choose, images, capsys):
+    assert "LowShot" in names(choose())
     with pytest.raises(UserError, match="--protocols Nearest"):
-        choose_protocols(config, None, ["Nearest"], labelled([0, 0, 1], [1]))
-    with pytest.raises(UserError, match="no labels"):  # asked for
-        choose_protocols(plain, None, ["LowShot"], unlabelled)
-    elsewhere = str(root / "config.py")
-    assert len(choose_protocols(plain, elsewhere, None, labelled([0, 0, 1], [1]))) == len(PROTOCOLS)
-    assert len(choose_protocols(config, str(root), ["LowShot"], labelled([0, 0, 1], [1]))) == 1  # a folder
+        choose(names=["Nearest"])
+    images["train"].labels = None
+    capsys.readouterr()
+    assert names(choose()) == ["LabelFree"]
+    assert "no NearestNeighbours: the `train` images have no labels" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"LowShot: .* no labels"):  # asked for
+        choose(names=["LowShot"])
 
 
-def test_expensive_protocols_run_by_name_or_all(capsys):
+def test_the_own_protocol_of_the_docs_runs(choose, config, root, images, request):
+    """Among all others, too."""
+    request.addfinalizer(lambda: PROTOCOLS_OF_SUITE.module_dict.pop("MeanNorm"))
+    page = Path("docs/evaluation.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?class MeanNorm.*?)```", page, re.DOTALL)
+    exec(example, dict(__name__="own"))
+    chosen = choose()
+    assert names(chosen)[-1] == "MeanNorm"
+    model = load_checkpoint(config, None)
+    rows = rows_of(model, images, chosen[-1:], root / "cache")
+    assert [row.name for row in rows] == ["mean norm, class token", "mean norm, mean"]
+    features = take_features(model, images["val"], root / "cache")
+    assert rows[1].value == pytest.approx(features.pooled("mean").norm(dim=1).mean().item())
+
+
+def test_expensive_protocols_run_by_name_or_all(choose, capsys):
     """The others come in the order of their cost, and a line says what is left out and how to ask."""
-    plain, images = Config(dict()), labelled([0, 0, 1], [1])
-    quick = choose_protocols(plain, None, None, images)
+    quick = choose()
     assert names(quick) == ["NearestNeighbours", "LowShot", "LabelFree", "Regression"]
     assert (quick[1].shots, quick[3].layers) == ((1, 2, 5, 10), 1)
     (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("left out")]
@@ -74,9 +109,9 @@ def test_expensive_protocols_run_by_name_or_all(capsys):
         "left out, to be quick: LowShot (other shots), Regression (other layers), LinearProbes, "
         "AttentiveProbe; --protocols NAME or --all runs them"
     )
-    (named,) = choose_protocols(plain, None, ["LowShot"], images)
+    (named,) = choose(names=["LowShot"])
     assert named.shots == LowShot().shots
-    everything = choose_protocols(plain, None, None, images, every=True)
+    everything = choose(every=True)
     assert names(everything) == [*names(quick), "LinearProbes", "AttentiveProbe"]
     assert everything[3].layers is None
 
@@ -85,7 +120,7 @@ def test_two_rows_of_one_name_are_refused(config, root):
     """A table's column would show one of them."""
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
     with pytest.raises(UserError, match="two results `k-NN, class token`"):
-        evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1] * 2), root / "cache")
+        rows_of(checkpoint, images, build_protocols(PROTOCOLS[:1] * 2), root / "cache")
 
 
 def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():
@@ -107,7 +142,7 @@ def test_a_figure_per_class_is_scikit_learns_balanced_accuracy(config, root):
     images["val"].labels[:2] = 1  # one image of class 0, five of class 1, three of class 2
     features = {name: take_features(checkpoint, images[name], root / "cache") for name in ("train", "val")}
     scores = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-    (row,) = NearestNeighbours().rows(Evaluated(features, images, "cpu"), "mean", lambda bank: scores)
+    (row,) = NearestNeighbours().rows_of(Evaluated(features, images, "cpu"), "mean", lambda bank: scores)
     expected = 100 * balanced_accuracy_score(images["val"].labels, scores.argmax(1))
     assert row.value == pytest.approx(expected)
     assert expected != pytest.approx(100 * (scores.argmax(1) == images["val"].labels).double().mean())
@@ -115,26 +150,47 @@ def test_a_figure_per_class_is_scikit_learns_balanced_accuracy(config, root):
     assert row.interval[0] < row.value < row.interval[1]
 
 
-def test_each_row_is_shown_before_the_next_protocol_starts(config, root):
-    """So that a slow one does not hide what is known."""
-    shown, seen = [], []
+def test_rows_are_shown_and_kept_before_the_next_protocol_starts(config, root, monkeypatch):
+    """So that a slow one does not hide what is known, and a failure of it loses nothing."""
+    shown, kept = [], []
 
-    class Slow(NearestNeighbours):
-        name = "slow"
+    def fail(*_: object) -> None:
+        raise MemoryError
 
-        def run(self, evaluated):
-            seen.extend(row.name for row in shown)
-            return super().run(evaluated)
+    monkeypatch.setattr(LabelFree, "rows", fail)
+    model = load_checkpoint(config, None)
+    wish = Wish(names=["NearestNeighbours", "LabelFree"])
+    with pytest.raises(MemoryError):
+        evaluate({"one": model}, wish, root / "cache", shown.append, lambda known: kept.append(known["one"]))
+    assert [row.name for row in shown] == ["k-NN, class token", "k-NN, mean", "k-NN, both"]
+    assert kept == [shown]
 
-    checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
-    rows = evaluate(checkpoint, images, [NearestNeighbours(), Slow()], root / "cache", show=shown.append)
-    assert seen == ["k-NN, class token", "k-NN, mean", "k-NN, both"]
-    assert shown == rows
+
+@pytest.mark.parametrize("wrong", ["group", "protocol", "version"])
+def test_what_is_wrong_with_the_second_is_found_before_anything_is_computed(config, root, wrong):
+    """A group of images, a protocol that does not suit it, or another version."""
+    sets = dict(folders=dict(first=str(root / "data"), second=str(root / "data")), protocols=PROTOCOLS[:1])
+    models = {"one": load_checkpoint(config, None), "two": load_checkpoint(config, None)}
+    if wrong == "group":
+        sets["folders"]["second"] = str(root / "nowhere")
+    elif wrong == "protocol":
+        sets["folders"]["second"] = str(root / "few")
+        sets["protocols"] = PROTOCOLS[:2]
+        for image in (root / "data").glob("*/*/0.png"):
+            copy = root / "few" / image.relative_to(root / "data")
+            copy.parent.mkdir(parents=True)
+            shutil.copy(image, copy)
+    else:
+        sets["version"] = 1
+    Config(dict(default_scope="mmpretrain", evaluation=sets)).dump(root / "sets.py")
+    with pytest.raises((UserError, FileNotFoundError)):
+        evaluate(models, Wish(str(root / "sets.py")), root / "cache", show=pytest.fail)
+    assert not (root / "cache").exists()
 
 
 def test_only_the_features_that_are_needed_are_taken(config, root):
     images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
-    rows = evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
+    rows = rows_of(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
     assert [row.setting for row in rows] == ["class token", "mean", "both"]
     assert not list((root / "cache").glob("*/tokens"))
 
@@ -143,7 +199,7 @@ def test_of_several_processes_only_the_first_has_rows_and_words(config, root, mo
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache") == []
+    assert rows_of(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache") == []
     assert len(list((root / "cache").glob("*/pooled/000000.npy"))) == 2
     assert not capsys.readouterr().out
 
@@ -158,11 +214,12 @@ def test_held_out_images_are_every_tenth_of_each_class():
     assert labels[shuffled][held_out(labels[shuffled])].bincount().tolist() == [2, 0, 1, 1]
 
 
-def test_classes_of_one_image_leave_none_to_choose_with(config):
-    images = labelled([0, 1, 2], [0, 1, 2])
-    with pytest.raises(ImageSetError, match="two images"):
-        choose_protocols(config, None, ["LinearProbes"], images)
-    assert names(choose_protocols(config, None, ["NearestNeighbours"], images)) == ["NearestNeighbours"]
+def test_classes_of_one_image_leave_none_to_choose_with(choose, images):
+    for one in images.values():
+        one.labels = torch.arange(len(one))
+    images["val"].labels %= 3
+    with pytest.raises(UserError, match=r"LinearProbes: .*two images"):
+        choose(names=["LinearProbes"])
 
 
 def test_intervals_are_the_middle_95_percent_of_a_bootstrap():
@@ -175,13 +232,12 @@ def test_intervals_are_the_middle_95_percent_of_a_bootstrap():
     assert high - low == pytest.approx(2 * 1.96 * hits.std() / np.sqrt(2000), rel=0.05)
 
 
-def test_a_missing_library_is_named_before_any_features(config, root, monkeypatch):
+def test_a_missing_library_is_named_before_any_features(choose, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    images = read_image_sets(config)
     with pytest.raises(ImportError) as error:
-        choose_protocols(config, None, None, images)
+        choose(PROTOCOLS)
     assert error.value.name == "sklearn"
-    assert names(choose_protocols(config, None, ["NearestNeighbours"], images)) == ["NearestNeighbours"]
+    assert names(choose(names=["NearestNeighbours"])) == ["NearestNeighbours"]
 
 
 class Disk(SimpleNamespace):
@@ -195,41 +251,30 @@ def test_the_size_of_the_features_is_said_and_refused_if_the_disk_has_less(confi
     needed = (24 + 9) * (3 * 2 + 16) * 16 * 2
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(free=needed - 1))
     with pytest.raises(UserError, match="--cache"):
-        evaluate(checkpoint, images, protocols, root / "cache")
+        rows_of(checkpoint, images, protocols, root / "cache")
     assert not (root / "cache").exists()
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(free=needed))
-    evaluate(checkpoint, images, protocols, root / "cache")
+    rows_of(checkpoint, images, protocols, root / "cache")
     assert f"features: {needed / 1e9:.3g} GB to write" in capsys.readouterr().out
     written = sum(len(np.load(file).tobytes()) for file in (root / "cache").rglob("*.npy"))
     assert written == needed
-    evaluate(checkpoint, images, protocols, root / "cache")
+    rows_of(checkpoint, images, protocols, root / "cache")
     assert "to write" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_many_patch_tokens_are_taken_only_for_who_asks(config, root, monkeypatch, capsys, asked):
+def test_many_patch_tokens_are_taken_only_for_who_asks(choose, monkeypatch, capsys):
     """Here many are more than the 9 images of `val` have, which LabelFree takes."""
     monkeypatch.setattr(run, "MOST_TOKENS", 9 * 16 * 16 * 2)
-    images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
-    protocols = build_protocols([dict(type="LabelFree"), PROTOCOLS[3]])
-    rows = evaluate(checkpoint, images, protocols, root / "cache", asked=asked)
-    said = "no AttentiveProbe: its patch tokens take 0.0 GB" in capsys.readouterr().out
-    assert {"attentive probe", "RankMe"} & {row.protocol for row in rows} == (
-        {"attentive probe", "RankMe"} if asked else {"RankMe"}
-    )
-    assert said != asked
-    assert len(list((root / "cache").glob("*/tokens"))) == (2 if asked else 1)
+    chosen = names(choose(every=True))
+    assert "LabelFree" in chosen
+    assert "AttentiveProbe" not in chosen
+    assert "no AttentiveProbe: its patch tokens take 0.0 GB" in capsys.readouterr().out
+    assert names(choose(names=["AttentiveProbe"])) == ["AttentiveProbe"]
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_features_beyond_a_regressions_memory_end_the_run_of_who_asks(config, root, capsys, asked):
-    images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
-    protocols = build_protocols([dict(type="Regression", memory=1e-9), PROTOCOLS[0]])
-    if asked:
-        with pytest.raises(UserError, match="LinearProbes"):
-            evaluate(checkpoint, images, protocols, root / "cache")
-        assert not (root / "cache").exists()
-    else:
-        rows = evaluate(checkpoint, images, protocols, root / "cache", asked=False)
-        assert {row.protocol for row in rows} == {"k-NN"}
-        assert "no Regression: " in capsys.readouterr().out
+def test_features_beyond_a_regressions_memory_end_the_run_of_who_asks(choose, monkeypatch, capsys):
+    with pytest.raises(UserError, match=r"Regression: .*LinearProbes"):
+        choose([dict(type="Regression", memory=1e-9)])
+    monkeypatch.setattr(regression, "GIB", 1e-9)
+    assert "Regression" not in names(choose())
+    assert "no Regression: " in capsys.readouterr().out

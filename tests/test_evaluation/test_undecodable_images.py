@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from frozen_features import rows_of
 from PIL import Image
 
 from mapet_mm.evaluation import extraction
@@ -13,7 +14,6 @@ from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
-from mapet_mm.evaluation.run import evaluate
 from mapet_mm.utils.errors import UserError
 
 BROKEN = {
@@ -70,7 +70,7 @@ def test_the_share_of_all_image_sets_counts(config, root):
     checkpoint = load_checkpoint(config, str(root / "weights.pth"))
     (root / "data/val/c/1.png").write_bytes(b"")
     images = read_image_sets(config, str(root / "data"))
-    rows = evaluate(checkpoint, images, [NearestNeighbours()], root / "cache")
+    rows = rows_of(checkpoint, images, [NearestNeighbours()], root / "cache")
     assert len(rows) == 3
     assert images["val"].labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
     (root / "data/train/a/1.png").write_bytes(b"")
@@ -78,7 +78,7 @@ def test_the_share_of_all_image_sets_counts(config, root):
     with pytest.raises(
         UserError, match=r"2 of 33 images could not be decoded, such as `.*a/1\.png`.* than 5%"
     ):
-        evaluate(checkpoint, images, [NearestNeighbours()], root / "cache")
+        rows_of(checkpoint, images, [NearestNeighbours()], root / "cache")
 
 
 def test_a_set_without_an_image_that_can_be_decoded_is_refused(config, root):
@@ -97,5 +97,5 @@ def test_names_that_are_no_utf_8_are_evaluated(config, root, capsys):
     checkpoint = load_checkpoint(config, str(root / "weights.pth"))
     images = read_image_sets(config, str(root / "data/train"))
     assert len(images["train"]) + len(images["val"]) == 25
-    assert len(evaluate(checkpoint, images, [NearestNeighbours()], root / "cache")) == 3
+    assert len(rows_of(checkpoint, images, [NearestNeighbours()], root / "cache")) == 3
     assert r"`\udce9t\udce9`" in capsys.readouterr().out

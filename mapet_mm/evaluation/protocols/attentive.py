@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -80,17 +79,15 @@ class AttentiveProbe(TrainedProbe):
     batch_size: int = 128
     least_steps: int = 2500
 
-    by_default = None
     name = "attentive probe"
     kind = "tokens"
     warmup = 0.1
-    needs: ClassVar = {"train": ["tokens"], "val": ["tokens"]}
 
     def optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """AdamW; each head has a decay of its own."""
         return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
-    def run(self, evaluated: Evaluated) -> list[Row]:
+    def rows(self, evaluated: Evaluated) -> list[Row]:
         """One row of the setting that held-out images choose; none for a backbone without patch tokens."""
         train, _, num_classes = self.labelled(evaluated)
         if train.grid == (0, 0):
@@ -102,4 +99,4 @@ class AttentiveProbe(TrainedProbe):
         rate, decay = settings[best]
         scores = partial(self.scores, stack.only(best))
         note = f"rate {rate:g}{at_edge(rate, self.rates)}, decay {decay:g}{at_edge(decay, self.decays)}"
-        return self.rows(evaluated, "patch tokens, last layer", scores, note=note)
+        return self.rows_of(evaluated, "patch tokens, last layer", scores, note=note)

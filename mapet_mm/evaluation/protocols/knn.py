@@ -34,11 +34,11 @@ class NearestNeighbours(Classification):
 
     name = "k-NN"
 
-    def run(self, evaluated: Evaluated) -> list[Row]:
+    def rows(self, evaluated: Evaluated) -> list[Row]:
         """A row for the last layer's class token, patch mean, and both side by side."""
         rows = []
         for setting in evaluated.features["train"].settings:
-            rows += self.rows(evaluated, setting, partial(self.votes, evaluated, setting))
+            rows += self.rows_of(evaluated, setting, partial(self.votes, evaluated, setting))
         return rows
 
     def votes(self, evaluated: Evaluated, setting: str, features: Features) -> Float[Tensor, "image class"]:

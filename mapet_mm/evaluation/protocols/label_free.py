@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.metrics.rank_me import (
     alignment,
     alpha_req,
@@ -36,20 +35,18 @@ class LabelFree(Protocol):
     4,096 images, evenly spaced.
     """
 
-    needs: ClassVar = {"val": ["pooled", "tokens"]}
-
-    def wanted(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
         """The second view if there is one."""
-        if "view" in images:
-            return {**self.needs, "view": ["pooled"]}
-        return self.needs
+        needed = {"val": ["pooled", "tokens"]}
+        return {**needed, "view": ["pooled"]} if "view" in images else needed
 
-    def check(self, images: Mapping[str, ImageSet]) -> None:
-        """Raise ImageSetError if the second view is of other images."""
+    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
+        """A second view of other images."""
         if "view" in images and len(images["view"]) != len(images["val"]):
-            raise ImageSetError("`view` has another number of images than `val`, whose second view it is")
+            return "`view` has another number of images than `val`, whose second view it is"
+        return None
 
-    def run(self, evaluated: Evaluated) -> list[Row]:
+    def rows(self, evaluated: Evaluated) -> list[Row]:
         """One row per kind of feature and per quantile of the norms."""
         val = evaluated.features["val"]
         rows = []

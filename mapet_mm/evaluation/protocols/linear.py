@@ -67,15 +67,13 @@ class LinearProbes(TrainedProbe):
     rates: Sequence[float] = RATES
     layers: int | None = None
 
-    by_default = None
     name = "linear (SGD)"
-    kind = "pooled"
 
     def optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """SGD with momentum."""
         return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
 
-    def run(self, evaluated: Evaluated) -> list[Row]:
+    def rows(self, evaluated: Evaluated) -> list[Row]:
         """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
         train = evaluated.features["train"]
         chosen: dict[str, list[Chosen]] = {pooling: [] for pooling in train.settings}
@@ -124,12 +122,12 @@ def rows_of_layers(
     The best layer is the one that classifies the held-out images best, of equals the first.
     """
     last = chosen[-1]
-    rows = protocol.rows(evaluated, f"{pooling}, last layer", last.scores, note=last.note)
+    rows = protocol.rows_of(evaluated, f"{pooling}, last layer", last.scores, note=last.note)
     if len(chosen) > 1:
         best = max(chosen, key=lambda one: one.top1)
         note = f"layer {best.layer}, {best.note}"
-        rows += protocol.rows(evaluated, f"{pooling}, best layer", best.scores, note=note)
+        rows += protocol.rows_of(evaluated, f"{pooling}, best layer", best.scores, note=note)
     for one in chosen:
         setting = f"{pooling}, layer {one.layer}"
-        rows += protocol.rows(evaluated, setting, one.scores, note=one.note, detail=True)
+        rows += protocol.rows_of(evaluated, setting, one.scores, note=one.note, detail=True)
     return rows

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mapet_mm.evaluation.features import Features
+from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.evaluation.protocols.regression import QUICK, check_size, regressions, scores_of
+from mapet_mm.evaluation.protocols.regression import (
+    QUICK,
+    is_quick,
+    num_classes_of,
+    regressions,
+    require_scikit_learn,
+    scores_of,
+)
 
 if TYPE_CHECKING:
     from sklearn.preprocessing import StandardScaler
+
+
+FEW = (1, 2, 5, 10)  # labels a class, where nobody names the protocol
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
@@ -54,17 +65,21 @@ class LowShot(Classification):
     shots: Sequence[int | float] = (1, 2, 5, 10, 0.01, 0.1)
     draws: int = 5
 
-    by_default: ClassVar = {"shots": (1, 2, 5, 10)}
     name = "logistic regression"
-    needs_scikit_learn = True
 
-    def check_quick(self, features: Mapping[str, Features]) -> None:
-        """See `check_size`."""
+    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
+        """Labels that do not suit; ImportError without scikit-learn."""
+        reason = super().unfit(images, features)
+        require_scikit_learn()
+        return reason
+
+    def takes(self, features: Mapping[str, Features]) -> Mapping[str, Any] | None:
+        """Ten labels a class at most; of many classes they take minutes."""
         train = features["train"]
-        num_classes = int(train.labels.max()) + 1
-        check_size(train, int(max(self.shots)) * num_classes, QUICK)
+        num_rows = max(FEW) * num_classes_of(train)
+        return {"shots": FEW} if is_quick(train, num_rows, QUICK) else None
 
-    def run(self, evaluated: Evaluated) -> list[Row]:
+    def rows(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
         setting = evaluated.features["train"].settings[-1]
         rows = []
@@ -72,7 +87,7 @@ class LowShot(Classification):
             scorers = self.scorers(evaluated, share)
             shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
             if scorers:
-                rows += self.rows(evaluated, f"{setting}, {shown}", *scorers)
+                rows += self.rows_of(evaluated, f"{setting}, {shown}", *scorers)
         return rows
 
     def scorers(self, evaluated: Evaluated, share: int | float) -> list[Callable[[Features], Tensor]]:

@@ -140,18 +140,21 @@ class TrainedProbe(Classification):
         batch_size: images of a step.
     """
 
-    rates: Sequence[float]
+    rates: Sequence[float] = ()
     epochs: int = 10
     least_steps: int = 600
     batch_size: int = 256
 
-    kind: ClassVar[str]
     warmup: ClassVar[float] = 0.0  # share of the steps in which the rates rise
 
-    def check(self, images: Mapping[str, ImageSet]) -> None:
-        """Raise ImageSetError for labels that do not suit, or if no image can be held out."""
-        super().check(images)
+    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
+        """Labels that do not suit, or no image that can be held out."""
+        reason = super().unfit(images, features)
         held_out(images["train"].labels)
+        return reason
+
+    def takes(self, features: Mapping[str, Features]) -> None:
+        """It trains for minutes."""
 
     def optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """The optimizer whose steps the heads take."""

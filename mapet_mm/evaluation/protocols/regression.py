@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, at_edge, held_out
 from mapet_mm.evaluation.protocols.linear import Chosen, probed_layers, rows_of_layers
-from mapet_mm.utils.errors import UserError
 
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
@@ -45,14 +44,20 @@ def regressions(
     return {strength: LogisticRegression(C=strength, **SOLVER).fit(rows, labels) for strength in found}
 
 
-def check_size(train: Features, num_rows: int, limit: int) -> None:
-    """Raise UserError if a regression of so many rows multiplies more numbers in a step than the limit."""
+def require_scikit_learn() -> None:
+    """Raise ImportError, which says what to install, before any features are computed."""
+    import sklearn  # noqa: F401
+
+
+def num_classes_of(train: Features) -> int:
+    """The number of classes, numbered from 0."""
+    return int(train.labels.max()) + 1
+
+
+def is_quick(train: Features, num_rows: int, limit: int) -> bool:
+    """True unless a regression of some rows multiplies more numbers in a step than the limit."""
     columns = train.columns(train.settings[-1])
-    num_classes = int(train.labels.max()) + 1
-    if num_rows * (columns.stop - columns.start) * num_classes > limit:
-        raise UserError(
-            f"{num_rows} images of {num_classes} classes take minutes or more: ask by --protocols"
-        )
+    return num_rows * (columns.stop - columns.start) * num_classes_of(train) <= limit
 
 
 def scores_of(
@@ -96,33 +101,30 @@ class Regression(Classification):
     concatenated: int = 1
     memory: float = 0.5
 
-    by_default: ClassVar = {"layers": 1}
     name = "linear (solved)"
-    needs_scikit_learn = True
 
-    def check(self, images: Mapping[str, ImageSet]) -> None:
-        """Raise ImageSetError for labels that do not suit, or if no image can be held out."""
-        super().check(images)
+    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
+        """Labels that do not suit, no image that can be held out, or features beyond its memory."""
+        super().unfit(images, features)
         held_out(images["train"].labels)
-
-    def check_features(self, features: Mapping[str, Features]) -> None:
-        """Raise UserError if a probe's features do not fit into its memory."""
+        require_scikit_learn()
         train = features["train"]
         columns = train.columns(train.settings[-1])
         num_layers = min(self.concatenated, len(train.layers))
         needed = 4 * len(train) * (columns.stop - columns.start) * num_layers / GIB
         if needed > self.memory:
-            raise UserError(
+            return (
                 f"the features of {len(train)} images take {needed:.1f} GiB, and `memory` is "
                 f"{self.memory:g}: LinearProbes trains on features of any size"
             )
+        return None
 
-    def check_quick(self, features: Mapping[str, Features]) -> None:
-        """See `check_size`."""
+    def takes(self, features: Mapping[str, Features]) -> Mapping[str, Any] | None:
+        """The last layer; of many images it takes minutes."""
         train = features["train"]
-        check_size(train, len(train), QUICK_SWEEP)
+        return {"layers": 1} if is_quick(train, len(train), QUICK_SWEEP) else None
 
-    def run(self, evaluated: Evaluated) -> list[Row]:
+    def rows(self, evaluated: Evaluated) -> list[Row]:
         """Rows of the last layer, the best one and the joined ones, for each pooling; of all in detail."""
         train = evaluated.features["train"]
         rows = []
@@ -135,7 +137,7 @@ class Regression(Classification):
                 together = last_layers(train.layers, self.concatenated)
                 joined = self.best_model(evaluated, pooling, together)
                 setting = f"{pooling}, last {len(together)} layers"
-                rows += self.rows(evaluated, setting, joined.scores, note=joined.note)
+                rows += self.rows_of(evaluated, setting, joined.scores, note=joined.note)
         return rows
 
     def best_model(self, evaluated: Evaluated, pooling: str, layers: Sequence[int]) -> Chosen:

@@ -15,34 +15,41 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mapet_mm.datasets.label_files import check_label_files
+from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet, check_class_names
 from mapet_mm.evaluation.pixel_labels import Areas, classes_of, pixel_labels
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row, at_edge
-from mapet_mm.evaluation.protocols.regression import STRENGTHS
+from mapet_mm.evaluation.protocols.regression import STRENGTHS, require_scikit_learn
 from mapet_mm.evaluation.protocols.segmentation_task import SegmentationTask, best_setting
 from mapet_mm.utils.dist import print_once
+
+DENSE = ("dense_train", "dense_val")
 
 
 class Segmentation(Protocol):
     """Base of both protocols, which share the prepared images of a checkpoint."""
 
-    needs: ClassVar = {"dense_train": ["tokens"], "dense_val": ["tokens"]}
-    needs_scikit_learn = True
     name: ClassVar[str]
     grid: ClassVar[str]  # the option with the numbers that settings end with
 
-    def check(self, images: Mapping[str, ImageSet]) -> None:
-        """Raise UserError if label files are no class indices, or the sets number them differently."""
+    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+        """Patch tokens of images with pixel labels."""
+        return {name: ["tokens"] for name in DENSE}
+
+    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
+        """Label files that are no class indices, or sets that number them differently."""
+        require_scikit_learn()
         check_class_names(images["dense_train"], images["dense_val"])
-        for name in self.needs:
+        for name in DENSE:
             if images[name].class_names:
                 check_label_files(images[name].dataset, classes_of(images[name]))
+        return None
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
         """Areas by setting on the held-out training images and on the test images."""
         raise NotImplementedError
 
-    def run(self, evaluated: Evaluated) -> list[Row]:
+    def rows(self, evaluated: Evaluated) -> list[Row]:
         """mIoU with the setting that held-out training images chose; no rows without pixel labels."""
         if not can_segment(evaluated):
             print_once(f"no {self.name}: it takes pixel labels, names of classes and patch tokens")
@@ -100,9 +107,11 @@ class SegmentationByRegression(Segmentation):
 
     strengths: Sequence[float] = STRENGTHS
 
-    by_default = None
     name = "logistic segmentation"
     grid = "strengths"
+
+    def takes(self, features: Mapping[str, Features]) -> None:
+        """It takes hours of CPUs."""
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
         """Areas by setting on the held-out training images and on the test images."""
@@ -111,7 +120,7 @@ class SegmentationByRegression(Segmentation):
 
 def can_segment(evaluated: Evaluated) -> bool:
     """True if the images have pixel labels and names of classes, and the backbone patch tokens."""
-    for name in Segmentation.needs:
+    for name in DENSE:
         if "gt_sem_seg" not in evaluated.images[name].dataset[0].get("data_samples", ()):
             return False
     has_patches = math.prod(evaluated.features["dense_train"].grid) > 0

@@ -73,8 +73,8 @@ def test_the_grid_is_capis():
 
 def test_one_row_of_the_best_setting_and_none_without_patches():
     evaluated = evaluated_clusters()
-    (row,) = AttentiveProbe(rates=[1e-9, 2e-2], decays=[0.01], least_steps=30, epochs=1).run(evaluated)
+    (row,) = AttentiveProbe(rates=[1e-9, 2e-2], decays=[0.01], least_steps=30, epochs=1).rows(evaluated)
     assert row.value > 30
     assert row.note == "rate 0.02 (the highest of the grid), decay 0.01"
     evaluated.features["train"].grid = (0, 0)
-    assert AttentiveProbe().run(evaluated) == []
+    assert AttentiveProbe().rows(evaluated) == []

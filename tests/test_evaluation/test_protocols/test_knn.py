@@ -65,7 +65,7 @@ def test_memory_is_that_of_the_features_and_one_part(monkeypatch):
 def test_rows_equal_scikit_learns_of_each_pooling():
     evaluated = evaluated_clusters()
     train, val = evaluated.features["train"], evaluated.features["val"]
-    rows = {row.setting: row.value for row in NearestNeighbours(k=10).run(evaluated)}
+    rows = {row.setting: row.value for row in NearestNeighbours(k=10).rows(evaluated)}
     assert list(rows) == ["class token", "mean", "both"]
     for pooling, value in rows.items():
         known, queries = (one.pooled(pooling) for one in (train, val))

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mapet_mm.evaluation.features import MemoryFeatures
-from mapet_mm.evaluation.image_sets import ImageSetError
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 
@@ -12,7 +11,7 @@ from mapet_mm.evaluation.protocols.label_free import LabelFree
 def figures(pooled, tokens, poolings, grid) -> dict[tuple[str, str], float]:
     known = dict(name="val", layers=["output"], poolings=poolings, grid=grid, labels=None)
     evaluated = Evaluated({"val": MemoryFeatures(pooled, tokens, **known)}, {}, torch.device("cpu"))
-    return {(row.protocol, row.setting): row.value for row in LabelFree().run(evaluated)}
+    return {(row.protocol, row.setting): row.value for row in LabelFree().rows(evaluated)}
 
 
 def test_rank_and_norms_are_those_of_the_features():
@@ -48,7 +47,7 @@ def test_alignment_and_uniformity_are_those_of_the_directions():
         name: MemoryFeatures(values[None], torch.zeros(2, 0, 2), name=name, **known)
         for name, values in views.items()
     }
-    rows = {row.name: row for row in LabelFree().run(Evaluated(banks, {}, torch.device("cpu")))}
+    rows = {row.name: row for row in LabelFree().rows(Evaluated(banks, {}, torch.device("cpu")))}
     assert rows["alignment, class token"].value == pytest.approx((2 + 0) / 2)  # |x - y|^2
     assert rows["alignment, class token"].unit == "squared distance"
     assert rows["uniformity, class token"].value == pytest.approx(-2 * 2)  # log of exp(-2 |x - y|^2)
@@ -61,10 +60,9 @@ def test_a_second_view_adds_alignment_and_lidar():
     for name, values in (("val", first), ("view", first + 0.1 * other)):
         known = dict(name=name, layers=["output"], poolings=["class token"], grid=(0, 0), labels=None)
         banks[name] = MemoryFeatures(values[None], torch.zeros(50, 0, 8), **known)
-    rows = LabelFree().run(Evaluated(banks, {}, torch.device("cpu")))
+    rows = LabelFree().rows(Evaluated(banks, {}, torch.device("cpu")))
     found = {(row.protocol, row.setting): row.value for row in rows}
     assert 0 < found["alignment", "class token"] < 0.1
     assert 4 < found["LiDAR", "class token"] < 8
     sets = dict(val=range(3), view=range(2))
-    with pytest.raises(ImageSetError, match="view"):
-        LabelFree().check(sets)
+    assert "another number" in LabelFree().unfit(sets, {})

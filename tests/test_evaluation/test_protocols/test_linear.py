@@ -26,7 +26,6 @@ from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProb
 from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
 from mapet_mm.evaluation.protocols.regression import STRENGTHS, Regression, last_layers
-from mapet_mm.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, monkeypatch):
     train, val = evaluated.features["train"], evaluated.features["val"]
     options = dict(epochs=3, least_steps=1, batch_size=128)
     for layer, pooling, rate in ((0, "both", 0.01), (2, "mean", 0.1), (1, "class token", 1.0)):
-        rows = LinearProbes([rate], **options).run(evaluated)
+        rows = LinearProbes([rate], **options).rows(evaluated)
         found = {row.setting: row.value for row in rows if row.detail}
         width = DIM * (2 if pooling == "both" else 1)
         alone = nn.Linear(width, CLASSES)
@@ -66,7 +65,7 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, monkeypatch):
 def test_a_solved_probe_equals_newtons_method(evaluated, pooling):
     """At the strength that it chose on every tenth image of each class, fitted to all of them."""
     train, val = evaluated.features["train"], evaluated.features["val"]
-    rows = {row.setting: row for row in Regression().run(evaluated)}
+    rows = {row.setting: row for row in Regression().rows(evaluated)}
     scaler = StandardScaler().fit(known := train.pooled(pooling).double())
     known, queries = (scaler.transform(one) for one in (known, val.pooled(pooling).double()))
     own, top1 = tenth_of_each_class(train.labels).numpy(), {}
@@ -84,7 +83,7 @@ def test_a_solved_probe_equals_newtons_method(evaluated, pooling):
 def test_the_last_layers_together(evaluated):
     """DINOv2's option: the output and the layers before the one that it norms."""
     assert [last_layers(list("1234"), 3), last_layers(["1", "2", "3", "output"], 2)] == [[1, 2, 3], [1, 3]]
-    rows = {row.setting: row for row in Regression(concatenated=4).run(evaluated)}
+    rows = {row.setting: row for row in Regression(concatenated=4).rows(evaluated)}
     assert rows["mean, last 2 layers"].value > rows["mean, last layer"].value  # of other noise
 
 
@@ -92,7 +91,7 @@ def test_the_last_layers_together(evaluated):
     "protocol", [LinearProbes([0.01, 0.1], epochs=2, least_steps=2), Regression([0.01, 0.1])]
 )
 def test_rows_name_what_was_best(evaluated, protocol):
-    rows = protocol.run(evaluated)
+    rows = protocol.rows(evaluated)
     assert {row.protocol for row in rows} == {protocol.name}
     shown = [row for row in rows if not row.detail]
     poolings = ("class token", "mean", "both")
@@ -128,7 +127,7 @@ def test_of_layers_with_and_without_classes_the_best_has_them(evaluated, protoco
         pooled[[0, 2]] = torch.randn_like(pooled[[0, 2]])  # layers 1 and output know nothing
         known = dict(layers=bank.layers, poolings=bank.poolings, grid=bank.grid, labels=bank.labels)
         banks.append(MemoryFeatures(pooled, name=bank.name, **known))
-    rows = {row.setting: row for row in protocol.run(as_evaluated(*banks))}
+    rows = {row.setting: row for row in protocol.rows(as_evaluated(*banks))}
     assert rows["mean, best layer"].note.startswith("layer 2, ")
     assert rows["mean, best layer"].value > 2 * rows["mean, last layer"].value
 
@@ -136,21 +135,20 @@ def test_of_layers_with_and_without_classes_the_best_has_them(evaluated, protoco
 def test_features_beyond_its_memory_are_refused_and_the_other_protocol_named(evaluated):
     """600 images of 2 x 16 numbers, of one layer or of three joined."""
     needed = 4 * 600 * 32 / 2**30
-    Regression(memory=1.01 * needed).check_features(evaluated.features)
+    sets = (evaluated.images, evaluated.features)
+    assert Regression(memory=1.01 * needed).unfit(*sets) is None
     for protocol in (Regression(memory=0.99 * needed), Regression(memory=1.01 * needed, concatenated=3)):
-        with pytest.raises(UserError, match="LinearProbes"):
-            protocol.check_features(evaluated.features)
+        assert "LinearProbes" in protocol.unfit(*sets)
 
 
 def test_regressions_of_many_numbers_are_left_to_those_who_ask(evaluated, monkeypatch):
     """600 images of 2 x 16 numbers and 5 classes; ten labels a class are 50 images."""
+    assert Regression().takes(evaluated.features) == {"layers": 1}
     monkeypatch.setattr(regression, "QUICK_SWEEP", 600 * 32 * 5 - 1)
-    with pytest.raises(UserError, match="600 images of 5 classes"):
-        Regression().check_quick(evaluated.features)
-    LowShot(shots=(10, 0.1)).check_quick(evaluated.features)
+    assert Regression().takes(evaluated.features) is None
+    assert LowShot().takes(evaluated.features) == {"shots": (1, 2, 5, 10)}
     monkeypatch.setattr(low_shot, "QUICK", 50 * 32 * 5 - 1)
-    with pytest.raises(UserError, match="50 images"):
-        LowShot(shots=(10, 0.1)).check_quick(evaluated.features)
+    assert LowShot().takes(evaluated.features) is None
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,7 @@ def test_regressions_of_many_numbers_are_left_to_those_who_ask(evaluated, monkey
 def test_a_best_rate_at_the_end_of_the_sweep_says_so(evaluated, rates, scale, note):
     """The features may be too small or too large for all rates."""
     banks = as_evaluated(*(one_pooling(bank, "mean", scale) for bank in evaluated.features.values()))
-    assert LinearProbes(rates=rates, epochs=2, least_steps=2).run(banks)[0].note == note
+    assert LinearProbes(rates=rates, epochs=2, least_steps=2).rows(banks)[0].note == note
 
 
 @pytest.mark.parametrize("window", [2**29, 3 * 16 * 4])

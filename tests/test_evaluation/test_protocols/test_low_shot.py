@@ -11,7 +11,7 @@ from mapet_mm.evaluation.protocols.low_shot import LowShot, draw
 def test_equals_a_regression_on_the_same_draws_of_standardised_features():
     evaluated = evaluated_clusters()
     train, val = evaluated.features["train"], evaluated.features["val"]
-    rows = LowShot(shots=[2, 0.1, 1000], draws=3).run(evaluated)
+    rows = LowShot(shots=[2, 0.1, 1000], draws=3).rows(evaluated)
     assert [row.setting for row in rows] == ["both, 2 a class", "both, 10% of the images"]  # none has 1000
     known, queries = train.pooled("both").double(), val.pooled("both").double()
     mean, deviation = known.mean(0), known.std(0, correction=0)
@@ -36,13 +36,13 @@ def test_a_draw_takes_as_many_of_each_class():
 
 def test_the_pooling_is_the_widest_that_the_backbone_has():
     evaluated = as_evaluated(*(one_pooling(bank, "mean") for bank in evaluated_clusters().features.values()))
-    (row,) = LowShot(shots=[2], draws=1).run(evaluated)
+    (row,) = LowShot(shots=[2], draws=1).rows(evaluated)
     assert (row.setting, row.spread) == ("mean, 2 a class", None)
 
 
 def test_a_share_that_is_one_image_per_class_is_left_out_beside_it():
     evaluated = evaluated_clusters()
-    found = {row.setting: row.value for row in LowShot(shots=[1, 0.001, 0.1], draws=2).run(evaluated)}
+    found = {row.setting: row.value for row in LowShot(shots=[1, 0.001, 0.1], draws=2).rows(evaluated)}
     assert list(found) == ["both, 1 a class", "both, 10% of the images"]
-    (row,) = LowShot(shots=[0.001], draws=2).run(evaluated)
+    (row,) = LowShot(shots=[0.001], draws=2).rows(evaluated)
     assert row.value == found["both, 1 a class"]

@@ -195,7 +195,7 @@ class SimpleSet(SimpleNamespace):
 
 @pytest.mark.parametrize("protocol", [SegmentationByNeighbours([1, 3]), SegmentationByRegression([0.1])])
 def test_a_row_for_the_table_and_details_for_settings_and_classes(protocol):
-    first, *details = protocol.run(evaluated())
+    first, *details = protocol.rows(evaluated())
     values = {row.setting: row.value for row in details}
     setting = first.note.partition(" (")[0]  # at the edge of the grid
     assert first.value == values[f"test images: {setting}"]
@@ -206,13 +206,13 @@ def test_a_row_for_the_table_and_details_for_settings_and_classes(protocol):
 
 
 def test_images_without_pixel_labels_give_no_rows_and_a_word(capsys):
-    assert SegmentationByNeighbours().run(evaluated(classes=None)) == []
+    assert SegmentationByNeighbours().rows(evaluated(classes=None)) == []
     assert "no k-NN segmentation" in capsys.readouterr().out
 
 
 def test_classes_in_another_order_are_refused():
     images = dict(evaluated().images)
-    SegmentationByNeighbours().check(images)
+    assert SegmentationByNeighbours().unfit(images, {}) is None
     images["dense_val"] = SimpleSet(name="dense_val", class_names=CLASSES[::-1])
     with pytest.raises(ImageSetError, match="class 0 is `background`"):
-        SegmentationByNeighbours().check(images)
+        SegmentationByNeighbours().unfit(images, {})

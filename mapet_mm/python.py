@@ -106,6 +106,7 @@ def evaluate(
     every: bool = False,
     labels: str | os.PathLike | None = None,
     class_level: int | str | None = None,
+    workers: int | None = None,
 ) -> Rows:
     """Figures of a model's frozen features, as `mapet-mm evaluate` prints them.
 
@@ -118,6 +119,7 @@ def evaluate(
         every: run the expensive protocols, too.
         labels: file of lines `name class`, in place of a folder's own classes.
         class_level: level of the folders that are classes, 1 for those directly in the folder, or "none".
+        workers: processes that load images; None for those that a config names, else up to 8.
 
     Raises:
         UserError: no such model, images or protocol.
@@ -140,7 +142,7 @@ def evaluate(
     if takes_other_classes(os.fspath(model), _as_text(data), **sources):
         loaded = replace(loaded, config=with_other_classes(loaded.config, Path(model), **sources))
         sources = {}
-    wish = Wish(_as_text(data), protocols, every, **sources)
+    wish = Wish(_as_text(data), protocols, every, workers=workers, **sources)
     (rows,) = evaluate_models({loaded.name: loaded}, wish, Path(cache)).values()
     return Rows(rows)
 
@@ -149,7 +151,8 @@ def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -
     """A pre-trained backbone in evaluation mode, with the transform of its images.
 
     Args:
-        name: the folder of a `pretrain`, which gives timm's ViT; or any model that `evaluate` takes, of which
+        name: the folder of a `pretrain`, which gives timm's ViT, and a line if its training has gone on since
+            that was exported; or any model that `evaluate` takes, of which
             timm's and Hugging Face's are their own classes, and a config gives MMPretrain's.
         checkpoint: weights to take instead of the model's own.
 
@@ -165,10 +168,18 @@ def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -
         torch.Size([1, 384])
     """
     from mapet_mm.evaluation.models import load_model
+    from mapet_mm.utils.dist import print_once
+    from mapet_mm.utils.run_folder import newer_checkpoint
 
     name = os.fspath(name)
     exported = Path(name, "timm")
     if exported.is_dir() and checkpoint is None:
+        newer = newer_checkpoint(Path(name), exported)
+        if newer:
+            print_once(
+                f"{name}: timm's export, made before {newer.name} of the training that goes on: "
+                f"checkpoint={os.fspath(newer)!r} loads that"
+            )
         name = f"timm:local-dir:{exported}"
     loaded = load_model(name, _as_text(checkpoint))
     return Loaded(loaded.backbone.network, PipelineTransform(loaded.config, loaded.backbone.normalise))

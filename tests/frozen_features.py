@@ -25,7 +25,7 @@ PROTOCOLS = [
 
 
 def take(
-    config: Config, cache: Path, kinds=("pooled", "tokens"), name: str = "train", data: str | None = None
+    config: Config, cache: Path, kinds=("layers", "tokens"), name: str = "train", data: str | None = None
 ) -> FeatureBank:
     checkpoint = load_checkpoint(config, str(Path(config.filename).parent / "weights.pth"))
     return take_features(checkpoint, read_image_sets(config, data)[name], cache, kinds)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from command_line import add_config_options, described_parser
 
-from mapet_mm.utils.commands import add_class_options
+from mapet_mm.utils.commands import add_class_options, add_workers_option
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def parse_args() -> argparse.Namespace:
         "--prefix", help="of the backbone's names in CHECKPOINT, if they are not at a usual place: 'encoder.'"
     )
     parser.add_argument("--size", type=int, help="side of MODEL's images in pixels, in place of its own")
+    add_workers_option(parser)
     add_class_options(parser, "of the images of a folder, or of a RUN's held-out images")
     parser.add_argument(
         "--protocols",
@@ -134,7 +135,8 @@ def main() -> None:
             figures = {name: [asdict(row) for row in rows] for name, rows in results.items()}
             replace_json(args.out / "results.json", figures)
 
-    results = evaluate(columns, Wish(args.data, args.protocols, args.all, **sources), args.cache, show, keep)
+    wish = Wish(args.data, args.protocols, args.all, workers=args.workers, **sources)
+    results = evaluate(columns, wish, args.cache, show, keep)
     if not is_first_process():
         return
     table = results_table(results)

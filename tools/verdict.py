@@ -17,7 +17,7 @@ from pathlib import Path
 
 from command_line import described_parser
 
-from mapet_mm.utils.commands import add_class_options
+from mapet_mm.utils.commands import add_class_options, add_workers_option
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -32,6 +32,7 @@ def parse_args() -> argparse.Namespace:
         help="what the pre-training started from (default: the weights that its config names, if any)",
     )
     parser.add_argument("--data", help="images, as for mapet-mm evaluate (default: those that MODEL names)")
+    add_workers_option(parser)
     add_class_options(parser, "in place of those of the pre-training, or of the folders of --data")
     parser.add_argument(
         "--cache",
@@ -90,7 +91,7 @@ def main() -> None:
     models = {}
     for name, model in loaded.items():
         declaring = model.config if args.start and name == START and args.data else declared
-        models[name] = (model, read_image_sets(declaring, args.data, **sources))
+        models[name] = (model, read_image_sets(declaring, args.data, workers=args.workers, **sources))
     verdict = judge(models, args.cache, accuracy)
     about_method = method_words(Path()) if is_run else ""
     if about_method:

@@ -16,7 +16,7 @@ from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.tokens import swaps_channels
-from mapet_mm.evaluation.verdict import RESULT, Verdict, last_layer
+from mapet_mm.evaluation.verdict import RESULT, Verdict
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
@@ -133,13 +133,12 @@ def principal_section(models: Mapping[str, Model], images: ImageSet) -> list[Sec
 
 def neighbours_section(model: Model, images: Mapping[str, ImageSet], cache: Path) -> Section:
     """Five held-out images and the images that are most alike to the pre-trained model."""
-    last = last_layer(model)
     val = images["val"]
     known = images.get("train", val)
     queries = evenly(len(val), QUERIES)
-    features = take_features(last, val, cache)
+    features = take_features(model, val, cache)
     setting = features.settings[-1]
-    values = take_features(last, known, cache).pooled(setting)
+    values = take_features(model, known, cache).pooled(setting)
     own = features.pooled(setting, images=torch.tensor(queries))
     found, cosines = nearest_images(own, values, NEIGHBOURS, itself=known is val)
     same_class = None

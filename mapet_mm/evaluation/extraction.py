@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -20,7 +19,7 @@ from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.tokens import LayerTokens
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UndecodableError
-from mapet_mm.utils.atomic_files import replace_json
+from mapet_mm.utils.atomic_files import remove_stale, replace_json
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.identity import digest, require_settings
@@ -39,7 +38,7 @@ def take_features(
         model: the backbone.
         images: the images.
         cache: folder of all features.
-        kinds: of 'pooled' and 'tokens' (see `Features`); a backbone without patches has no tokens.
+        kinds: of 'pooled', 'layers' and 'tokens' (see `Features`); a backbone without patches has no tokens.
 
     Raises:
         UserError: a pipeline that draws at random, or features that are not finite.
@@ -120,11 +119,13 @@ def fill(bank: FeatureBank, model: Model, images: ImageSet, kinds: Sequence[str]
         UserError: features that are not finite.
     """
     if bank.grid == (0, 0):  # vectors
-        kinds = ["pooled"]
+        kinds = [kind for kind in kinds if kind != "tokens"]
     num_missing = sum(not bank.has(kinds, block) for block in range(bank.num_blocks))
     if not num_missing:
         return bank
     identity = identity_of(bank, model, images)
+    for kind in kinds:
+        remove_stale(bank.folder / kind)
     require_settings(bank.folder, identity, "feature cache", "remove it")
     print_once(f"{', '.join(kinds)} features of {len(bank)} `{bank.name}` images into {bank.folder}")
     broken = fill_blocks(bank, model, images, kinds, num_missing)
@@ -185,9 +186,10 @@ def take_over(old: FeatureBank, new: FeatureBank, kinds: Sequence[str], rows: In
             continue
         places = BLOCK * torch.searchsorted(sources, wanted // BLOCK) + wanted % BLOCK
         for kind in kinds:
-            images_at = 1 if kind == "pooled" else 0  # L n W, or n N D
-            stored = [torch.from_numpy(np.load(old.path(kind, source))) for source in sources.tolist()]
-            new.write(kind, block, torch.cat(stored, dim=images_at).index_select(images_at, places))
+            stored = [old.stored(kind, source) for source in sources.tolist()]
+            if kind == "pooled":
+                stored = [values[-1:] for values in stored]
+            new.write(kind, block, torch.cat(stored, images_at(kind)).index_select(images_at(kind), places))
 
 
 def fill_blocks(
@@ -201,7 +203,9 @@ def fill_blocks(
     backbone = model.backbone
     batches = missing_batches(bank, kinds, images.batch_size)
     reader = _Reader(images)
-    num_workers = usable_workers(images.num_workers, lambda: images.batch_size * tensor_bytes(reader[0]))
+    num_batches = -(-min(len(bank), num_missing * BLOCK) // images.batch_size)
+    num_workers = min(images.num_workers, num_batches) if num_batches > 1 else 0
+    num_workers = usable_workers(num_workers, lambda: images.batch_size * tensor_bytes(reader[0]))
     loader = DataLoader(reader, batch_sampler=batches, num_workers=num_workers, collate_fn=_collate)
     bar = tqdm(
         total=num_missing, desc=f"features of {bank.name}", unit="block", disable=not is_first_process()
@@ -217,17 +221,27 @@ def fill_blocks(
                     continue
                 tokens = backbone(backbone.normalise(batch))
                 for kind in kinds:
-                    values = tokens.pooled() if kind == "pooled" else tokens.patches[-1]
-                    found[kind].append(values.half().cpu())
+                    found[kind].append(values_of(tokens, kind).half().cpu())
             bar.update()
             if len(all_broken) > num_broken:
                 continue
             for kind in kinds:
-                images_at = 1 if kind == "pooled" else 0  # L n W, or n N D
-                values = torch.cat(found[kind], dim=images_at)
+                values = torch.cat(found[kind], dim=images_at(kind))
                 check_finite(values, model)
                 bank.write(kind, block, values)
     return all_broken
+
+
+def values_of(tokens: LayerTokens, kind: str) -> Tensor:
+    """Features of one kind."""
+    if kind == "tokens":
+        return tokens.patches[-1]
+    return tokens.pooled(last=1 if kind == "pooled" else 0)
+
+
+def images_at(kind: str) -> int:
+    """The dimension of the images: `(n, N, D)` or `(L, n, S D)`."""
+    return 0 if kind == "tokens" else 1
 
 
 def missing_batches(bank: FeatureBank, kinds: Sequence[str], batch_size: int) -> Iterator[range]:

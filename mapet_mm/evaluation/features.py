@@ -17,14 +17,17 @@ from mapet_mm.utils.atomic_files import replace_file
 
 BLOCK = 256  # images in a file: 10 MB of ViT-B's pooled features, 77 MB of its patch tokens
 BYTES = 2  # of a number on disk, float16
+# The kinds of features, and under which of them a file has each.
+STORED_AS = {"pooled": ("pooled", "layers"), "layers": ("layers",), "tokens": ("tokens",)}
 
 
 class Features:
     """Features of an image set. Subclasses say where they are: they have `read`.
 
-    There are two kinds. "pooled" has class token and patch mean of every layer side by side, `(L, n, S D)`
-    with S = 2, or S = 1 where a backbone has no class token or no patches. "tokens" has the last layer's
-    patch tokens, `(n, N, D)`. Everything is read as float32.
+    There are three kinds. "pooled" has class token and patch mean of the last layer side by side,
+    `(1, n, S D)` with S = 2, or S = 1 where a backbone has no class token or no patches; "layers" has those
+    of every layer, `(L, n, S D)`. "tokens" has the last layer's patch tokens, `(n, N, D)`. Everything is
+    read as float32.
 
     Args:
         name: of the image set.
@@ -78,7 +81,13 @@ class Features:
         return image // BLOCK
 
     def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
-        """A block as it is stored: `(b, S D)` of one layer, without reading the others, or `(b, N, D)`."""
+        """A block: `(b, S D)` of one layer, without reading the others, or `(b, N, D)`, as it is stored.
+
+        Args:
+            kind: 'pooled' | 'tokens'.
+            block: its number.
+            layer: its index in `layers`.
+        """
         raise NotImplementedError
 
     def blocks(self, kind: str, layer: int = -1) -> Iterator[tuple[slice, Float[Tensor, ...]]]:
@@ -131,7 +140,7 @@ class Features:
 
 
 class FeatureBank(Features):
-    """Features in float16 in files of 256 images each: `<folder>/pooled/000012.npy`.
+    """Features in float16 in files of 256 images each: `<folder>/layers/000012.npy`.
 
     Args:
         folder: of one image set and one backbone.
@@ -143,8 +152,9 @@ class FeatureBank(Features):
         self.folder = folder
 
     def path(self, kind: str, block: int) -> Path:
-        """File of a block."""
-        return self.folder / kind / f"{block:06d}.npy"
+        """File of a block: of the kinds that hold these features the one that is there, or the first."""
+        paths = [self.folder / name / f"{block:06d}.npy" for name in STORED_AS[kind]]
+        return next(filter(Path.exists, paths), paths[0])
 
     def has(self, kinds: Sequence[str], block: int) -> bool:
         """True if the block's files of all kinds are there."""
@@ -152,8 +162,15 @@ class FeatureBank(Features):
 
     def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
         """A block's file, mapped."""
-        values = torch.from_numpy(np.load(self.path(kind, block), mmap_mode="c"))
-        return values[layer] if kind == "pooled" else values
+        if kind == "tokens":
+            return self.stored(kind, block)
+        if layer in (-1, len(self.layers) - 1):
+            return self.stored("pooled", block)[-1]
+        return self.stored("layers", block)[layer]
+
+    def stored(self, kind: str, block: int) -> Tensor:
+        """All of a block's file, mapped."""
+        return torch.from_numpy(np.load(self.path(kind, block), mmap_mode="c"))
 
     def write(self, kind: str, block: int, values: Tensor) -> None:
         """Write a block, whole or not at all."""
@@ -165,7 +182,8 @@ class FeatureBank(Features):
     def missing_bytes(self, kind: str) -> int:
         """Size on disk of the blocks that are not there yet."""
         numbers = {
-            "pooled": len(self.layers) * len(self.poolings) * self.dim,
+            "pooled": len(self.poolings) * self.dim,
+            "layers": len(self.layers) * len(self.poolings) * self.dim,
             "tokens": prod(self.grid) * self.dim,
         }
         num_images = 0

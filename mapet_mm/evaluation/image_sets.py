@@ -31,6 +31,7 @@ from mapet_mm.tokenizers.images import ImageReader
 from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.identity import digest, tar_of
+from mapet_mm.utils.loader_workers import default_workers
 
 SECTION = "evaluation"  # of a config
 NO_SETS = ("folder", "folders", "per_class", "protocols", "version")  # its other entries
@@ -45,8 +46,8 @@ class ImageSet:
 
     Args:
         name: one of `SETS`, or of a further test.
-        config: as a data loader's: `dataset`, and `batch_size` (64) and `num_workers` (0); `answers` is a
-            JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; with `per_class`
+        config: as a data loader's: `dataset`, and `batch_size` (64) and `num_workers` (up to 8); `answers` is
+            a JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; with `per_class`
             the figure is the mean over classes; other options are ignored.
     """
 
@@ -54,7 +55,7 @@ class ImageSet:
         self.name = name
         self.config = config["dataset"]
         self.batch_size = config.get("batch_size", 64)
-        self.num_workers = config.get("num_workers", 0)
+        self.num_workers = config.get("num_workers", default_workers())
         self.answers = config.get("answers")
         self.per_class = config.get("per_class", False)
         self.dataset: Dataset = build_dataset(config["dataset"])
@@ -209,7 +210,11 @@ def check_class_names(train: ImageSet, val: ImageSet) -> None:
 
 
 def read_image_sets(
-    config: Config, data: str | None = None, labels: str | None = None, class_level: int | None = None
+    config: Config,
+    data: str | None = None,
+    labels: str | None = None,
+    class_level: int | None = None,
+    workers: int | None = None,
 ) -> dict[str, ImageSet]:
     """The image sets of a config, or of `data` instead.
 
@@ -221,6 +226,7 @@ def read_image_sets(
         data: another config with such a section, or a folder of `folder_loaders`.
         labels: file of lines `name class`, for the images of folders.
         class_level: level of the folders that are classes; see `classes_of`.
+        workers: processes that load images, in place of the number that a loader names.
 
     Raises:
         ImageSetError: no images, or labels and levels for images that are in no folder.
@@ -239,6 +245,8 @@ def read_image_sets(
     view_step = loaders["view"] if "type" in loaders.get("view", ()) else None
     if view_step:  # a transform that makes the second view
         loaders["view"] = copy.deepcopy(loaders["val"])
+    if workers is not None:
+        loaders = {name: dict(loader, num_workers=workers) for name, loader in loaders.items()}
     for name, loader in loaders.items():
         if _plain(loader).get("pipeline") is None:
             loaders[name] = _with_model_pipeline(name, loader, config, str(data or declared.filename))

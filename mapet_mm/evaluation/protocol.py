@@ -129,10 +129,12 @@ class Classification(Protocol):
     name: ClassVar[str]  # in the table
 
     kind: ClassVar[str] = "pooled"  # of features that it takes
+    layers = 1  # number of last layers that it reads; None for all
 
     def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
         """Further sets as `val`."""
-        return {name: [self.kind] for name in ("train", "val", *further(images))}
+        kind = self.kind if self.layers == 1 else "layers"
+        return {name: [kind] for name in ("train", "val", *further(images))}
 
     def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
         """See `check_labels` and `answers`."""

@@ -38,6 +38,7 @@ class Wish:
         every: also all others that the images suit.
         labels: see `read_image_sets`.
         class_level: see `read_image_sets`.
+        workers: see `read_image_sets`.
     """
 
     data: str | None = None
@@ -45,6 +46,7 @@ class Wish:
     every: bool = False
     labels: str | None = None
     class_level: int | None = None
+    workers: int | None = None
 
 
 class OpenBanks(dict):
@@ -78,6 +80,9 @@ class Job:
         for protocol in self.protocols:
             for name, needed in protocol.needs(self.images).items():
                 kinds[name].update(needed)
+        for needed in kinds.values():
+            if "layers" in needed:  # the last one among them
+                needed.discard("pooled")
         return {name: sorted(needed) for name, needed in kinds.items()}
 
 
@@ -139,7 +144,7 @@ def plan(model: Model, wish: Wish, cache: Path) -> Iterator[Job]:
     if version != VERSION:
         raise UserError(f"the config asks for version {version} of the protocols: these are {VERSION}")
     for group, folder in (section.get("folders") or {"": wish.data}).items():
-        images = read_image_sets(model.config, folder, wish.labels, wish.class_level)
+        images = read_image_sets(model.config, folder, wish.labels, wish.class_level, wish.workers)
         for image_set in images.values():
             image_set.per_class |= group in section.get("per_class", ())
         features = OpenBanks(model, images, cache)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.rows import bootstrap, mean_of_groups
-from mapet_mm.evaluation.tokens import Images, LayerTokens, TokenBackbone
 from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"
@@ -124,8 +123,7 @@ def judge(
     compared_with = START if START in models else RANDOM
     evaluated = {}
     for name, (model, images) in models.items():
-        last = last_layer(model)
-        features = {one: take_features(last, images[one], cache) for one in images}
+        features = {one: take_features(model, images[one], cache) for one in images}
         require_few_left_out(images.values())
         evaluated[name] = Evaluated(features, images, model.backbone.device)
     images = models[RESULT][1]
@@ -139,23 +137,6 @@ def judge(
     if token_accuracy is not None:
         measures.append(Measure("held-out token accuracy (%)", {RESULT: token_accuracy}))
     return Verdict(compared_with, measures, sentence, len(images["val"]))
-
-
-class LastLayer(TokenBackbone):
-    """A backbone of which only the last layer's tokens are kept."""
-
-    def __call__(self, images: Images) -> LayerTokens:
-        """Tokens of one layer."""
-        tokens = super().__call__(images)
-        class_token = None if tokens.class_token is None else tokens.class_token[:, -1:]
-        patches = None if tokens.patches is None else tokens.patches[-1:]
-        return LayerTokens(tokens.names[-1:], class_token, patches, tokens.grid)
-
-
-def last_layer(model: Model) -> Model:
-    """The same weights, of which features take a thirteenth of the disk (ViTs of twelve layers)."""
-    backbone = LastLayer(model.backbone.model, model.backbone.preprocessor)
-    return replace(model, backbone=backbone)
 
 
 def want_of_labels(images: Mapping[str, ImageSet]) -> str:
@@ -189,7 +170,9 @@ def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     few = LowShot()
     scorers = few.scorers(evaluated, SHOTS)
     if scorers:
-        hits[f"{SHOTS} labels a class, top-1 (%)"] = few.hits(evaluated, "val", scorers)[0].mean(0)
+        # Where each class has no more than these, all draws would be the same images.
+        drawn = ", one draw: there are no more" if len(scorers) == 1 else ""
+        hits[f"{SHOTS} labels a class{drawn}, top-1 (%)"] = few.hits(evaluated, "val", scorers)[0].mean(0)
     return hits
 
 

@@ -46,6 +46,23 @@ def add_class_options(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_workers_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--workers`: how many processes load images."""
+    parser.add_argument(
+        "--workers",
+        type=num_workers,
+        metavar="N",
+        help="processes that load images (default: those that a config names, else one a core, up to 8)",
+    )
+
+
+def num_workers(text: str) -> int:
+    """A number of processes; 0 for none beside the command's own."""
+    if int(text) < 0:
+        raise ValueError(text)
+    return int(text)
+
+
 def class_level(text: str) -> int:
     """A level of folders; 0 for `none`."""
     level = 0 if text == "none" else int(text)

@@ -23,9 +23,16 @@ from mapet_mm.utils.signals import SIGNALS
 
 SHARED_MEMORY = "/dev/shm"
 PLENTY = 2**30  # bytes; Docker gives a container 64 MB of shared memory unless told otherwise
+MOST_WORKERS = 8
 PREFETCH_FACTOR = 2  # batches that PyTorch lets each worker load ahead
 # Linux allows a socket's path 107 bytes. multiprocessing's are TMPDIR/pymp-12345678/listener-12345678.
 LONGEST_SOCKET_PATH = 107
+
+
+def default_workers() -> int:
+    """How many workers a loader has unless somebody says: eight, or this process's share of the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 def usable_workers(num_workers: int, batch_bytes: Callable[[], int]) -> int:

@@ -16,11 +16,31 @@ EXPORTS = "exports"
 
 def newest_checkpoint(run: Path) -> Path:
     """The last checkpoint in the folder of a `mapet-mm pretrain`; UserError if there is none yet."""
-    work_dir = run / read_config(run / RUN_CONFIG).work_dir
-    found = [path for path in work_dir.glob("epoch_*.pth") if path.stem.partition("_")[2].isdigit()]
+    found = _checkpoints_of(run)
     if not found:
-        raise UserError(f"{work_dir} has no epoch_N.pth yet: continue the pre-training")
-    return max(found, key=lambda path: int(path.stem.partition("_")[2]))
+        work_dir = read_config(run / RUN_CONFIG).work_dir
+        raise UserError(f"{run / work_dir} has no epoch_N.pth yet: continue the pre-training")
+    return found[-1]
+
+
+def _checkpoints_of(run: Path) -> list[Path]:
+    """The checkpoints of a RUN, the last one at the end."""
+    found = (run / read_config(run / RUN_CONFIG).work_dir).glob("epoch_*.pth")
+    epochs = {path: path.stem.partition("_")[2] for path in found}
+    numbered = [path for path, epoch in epochs.items() if epoch.isdigit()]
+    return sorted(numbered, key=lambda path: int(epochs[path]))
+
+
+def newer_checkpoint(run: Path, export: Path) -> Path | None:
+    """The newest checkpoint of a RUN whose training goes on after an export was made; None otherwise."""
+    if not (run / RUN_CONFIG).is_file():
+        return None
+    last_epoch = read_config(run / RUN_CONFIG).train_cfg.get("max_epochs")
+    found = _checkpoints_of(run)
+    # Only of a training under way: in a copy of a finished RUN, times say nothing.
+    if not found or found[-1].name == f"epoch_{last_epoch}.pth":
+        return None
+    return found[-1] if found[-1].stat().st_mtime > export.stat().st_mtime else None
 
 
 def backbone_entry(run: Path) -> str:

@@ -1,5 +1,6 @@
 """`mapet_mm.pretrain`, `evaluate` and `load`: the commands as functions."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,22 @@ def test_a_loaded_backbone_takes_images_as_its_library_does(vit, tmp_path):
     assert not model.training
     with torch.no_grad():
         torch.testing.assert_close(model(expected[None]), own(expected[None]))
+
+
+def test_an_export_older_than_the_training_that_goes_on_is_said(vit, capsys):
+    """Not of a finished RUN, whose copy may have any times."""
+    run = vit.parent
+    (run / "pretrain.py").write_text("work_dir = 'training'\ntrain_cfg = dict(max_epochs=30)\n")
+    (run / "training").mkdir()
+    (run / "training/epoch_20.pth").touch()
+    os.utime(vit, (1, 1))
+    mapet_mm.load(run)
+    told = capsys.readouterr().out
+    assert "timm's export, made before epoch_20.pth" in told
+    assert str(run / "training/epoch_20.pth") in told
+    (run / "training/epoch_30.pth").touch()
+    mapet_mm.load(run)
+    assert "epoch_" not in capsys.readouterr().out
 
 
 def saved(path: Path, pixels: np.ndarray, mode: str | None = None, **options) -> Path:

@@ -1,5 +1,8 @@
 """Features in the cache: the model's, computed once, by any number of processes."""
 
+import os
+import shutil
+
 import cv2
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from mapet_mm.evaluation import extraction
 from mapet_mm.evaluation import features as module
 from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.utils.atomic_files import partial_path
 from mapet_mm.utils.errors import UserError
 
 
@@ -47,7 +51,7 @@ def test_reading_some_images_equals_reading_all(tmp_path, monkeypatch, in_files)
         known = dict(layers=bank.layers, poolings=bank.poolings, dim=DIM, grid=(3, 3))
         bank = module.FeatureBank(tmp_path, name="train", labels=bank.labels, size=50, **known)
         for block in range(bank.num_blocks):
-            bank.write("pooled", block, values["pooled"][:, bank.rows(block)])
+            bank.write("layers", block, values["pooled"][:, bank.rows(block)])
             bank.write("tokens", block, values["tokens"][bank.rows(block)])
     some = torch.tensor([3, 15, 16, 49])
     for layer in range(LAYERS):
@@ -100,7 +104,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(config, root, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in written[:2]}  # a whole block
     killed = take(config, root / "killed")
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    for kind in ("pooled", "tokens"):
+    for kind in ("layers", "tokens"):
         for block in range(4):
             assert whole.path(kind, block).read_bytes() == killed.path(kind, block).read_bytes()
 
@@ -124,10 +128,40 @@ def test_processes_share_the_blocks_and_do_what_others_left(config, root, monkey
 
 
 def test_another_kind_joins_and_a_complete_cache_is_only_read(config, root, monkeypatch):
+    """Of the pooled features the last layer alone is written, until somebody reads the others."""
     first = take(config, root / "cache", ["pooled"])
+    assert [file.parent.name for file in first.folder.rglob("*.npy")] == ["pooled"]
+    assert np.load(first.path("pooled", 0)).shape == (1, 24, 2 * 16)
+    before = first.pooled()
     assert take(config, root / "cache").folder == first.folder
+    shutil.rmtree(first.folder / "pooled")  # the layers have it
+    assert torch.equal(first.pooled(), before)
     monkeypatch.setattr(extraction, "fill_blocks", None)
     assert len(take(config, root / "cache").pooled()) == 24
+    assert len(take(config, root / "cache", ["pooled"]).pooled()) == 24
+
+
+def test_what_a_killed_writer_left_goes_at_the_next_start(config, root):
+    """After an hour: until then another process may be writing it."""
+    bank = take(config, root / "cache", ["pooled"])
+    bank.path("pooled", 0).unlink()
+    old, new = (partial_path(bank.path("pooled", 0)) for _ in range(2))
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    take(config, root / "cache", ["pooled"])
+    assert [path.exists() for path in (old, new)] == [False, True]
+
+
+def test_images_are_loaded_by_several_processes_unless_somebody_says(config, monkeypatch):
+    """Up to 8, and no more than a process's share of the cores; a config's number stays."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(12), raising=False)
+    del config.evaluation.train.num_workers
+    images = read_image_sets(config)
+    assert (images["train"].num_workers, images["val"].num_workers) == (8, 0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert read_image_sets(config)["train"].num_workers == 3
+    assert {one.num_workers for one in read_image_sets(config, workers=2).values()} == {2}
 
 
 def test_features_of_other_weights_images_or_settings_have_another_folder(config, root):

@@ -245,10 +245,10 @@ class Disk(SimpleNamespace):
 
 
 def test_the_size_of_the_features_is_said_and_refused_if_the_disk_has_less(config, root, monkeypatch, capsys):
-    """24 + 9 images of 3 layers x 2 poolings and of 16 patches, 16 wide, 2 bytes each."""
+    """24 + 9 images of 2 poolings and of 16 patches, 16 wide, 2 bytes each."""
     images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
     protocols = build_protocols([dict(type="NearestNeighbours"), PROTOCOLS[3]])
-    needed = (24 + 9) * (3 * 2 + 16) * 16 * 2
+    needed = (24 + 9) * (2 + 16) * 16 * 2
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(free=needed - 1))
     with pytest.raises(UserError, match="--cache"):
         rows_of(checkpoint, images, protocols, root / "cache")

@@ -72,7 +72,6 @@ def models(monkeypatch) -> dict[str, tuple]:
         made[name] = as_evaluated(*noisy)
     banks = {(name, part): bank for name, one in made.items() for part, bank in one.features.items()}
     monkeypatch.setattr(verdict, "take_features", lambda model, images, _: banks[model.name, images.name])
-    monkeypatch.setattr(verdict, "last_layer", lambda checkpoint: checkpoint)
     backbone = SimpleNamespace(device=torch.device("cpu"))
     for one in made.values():
         for part, images in one.images.items():

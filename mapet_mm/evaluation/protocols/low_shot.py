@@ -86,8 +86,9 @@ class LowShot(Classification):
         for share in self.shots:
             scorers = self.scorers(evaluated, share)
             shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
+            note = "one draw, of all images" if len(scorers) < self.draws else ""
             if scorers:
-                rows += self.rows_of(evaluated, f"{setting}, {shown}", *scorers)
+                rows += self.rows_of(evaluated, f"{setting}, {shown}", *scorers, note=note)
         return rows
 
     def scorers(self, evaluated: Evaluated, share: int | float) -> list[Callable[[Features], Tensor]]:
@@ -108,6 +109,8 @@ class LowShot(Classification):
             if images is None:
                 return []
             draws.append(images)
+            if len(images) == len(train):  # all other draws are the same
+                break
         one_per_class = share < 1 and draws and len(draws[0]) == num_classes
         return [] if one_per_class and 1 in self.shots else draws
 

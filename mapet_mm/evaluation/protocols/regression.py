@@ -103,6 +103,11 @@ class Regression(Classification):
 
     name = "linear (solved)"
 
+    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+        """All layers if several are joined."""
+        needed = super().needs(images)
+        return needed if self.concatenated == 1 else {name: ["layers"] for name in needed}
+
     def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
         """Labels that do not suit, no image that can be held out, or features beyond its memory."""
         super().unfit(images, features)

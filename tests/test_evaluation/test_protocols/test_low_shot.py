@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from clustered_features import as_evaluated, evaluated_clusters, one_pooling
 from sklearn.linear_model import LogisticRegression
 
+from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocols.low_shot import LowShot, draw
+from mapet_mm.evaluation.verdict import hits_of
 
 
 def test_equals_a_regression_on_the_same_draws_of_standardised_features():
@@ -46,3 +49,18 @@ def test_a_share_that_is_one_image_per_class_is_left_out_beside_it():
     assert list(found) == ["both, 1 a class", "both, 10% of the images"]
     (row,) = LowShot(shots=[0.001], draws=2).rows(evaluated)
     assert row.value == found["both, 1 a class"]
+
+
+def test_all_images_of_each_class_are_drawn_once():
+    """Five draws would be the same images, and no mean of five."""
+    whole = evaluated_clusters().features["train"]
+    few = torch.cat([(whole.labels == label).nonzero()[:10, 0] for label in range(5)]).sort().values
+    known = dict(layers=whole.layers, poolings=whole.poolings, grid=(3, 3), labels=whole.labels[few])
+    train = MemoryFeatures(whole.values["pooled"][:, few], name="train", **known)
+    evaluated = as_evaluated(train, evaluated_clusters().features["val"])
+    few, all_there_are = LowShot(shots=[9, 10]).rows(evaluated)
+    assert (len(LowShot().scorers(evaluated, 10)), all_there_are.spread) == (1, None)
+    assert all_there_are.note == "one draw, of all images"
+    assert few.spread > 0
+    assert not few.note
+    assert "10 labels a class, one draw: there are no more, top-1 (%)" in hits_of(evaluated)

@@ -53,11 +53,12 @@ def main() -> None:
     from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
     from mapet_mm.cli.verdict import TESTED, drop_skipped, takes_other_classes, with_other_classes
     from mapet_mm.evaluation.image_sets import read_image_sets
-    from mapet_mm.evaluation.models import RANDOM, RUN_CONFIG, load_model
+    from mapet_mm.evaluation.models import RANDOM, load_model
     from mapet_mm.evaluation.verdict import RESULT, START, judge
     from mapet_mm.interop.model_card import add_verdict
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, run_alone
+    from mapet_mm.utils.run_folder import RUN_CONFIG
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import write_report
 

@@ -1,5 +1,4 @@
 # Cityscapes: segmentation of patch tokens by nearest neighbours.
-# CAPI's logistic regression, hours on CPUs: --protocols SegmentationByRegression
 # The linear head that is trained: configs/segmentation/vit-*_linear_*_cityscapes-512x512.py
 evaluation = dict(
     folder="data/cityscapes",

@@ -1,5 +1,4 @@
 # Pascal VOC 2012: segmentation of patch tokens by nearest neighbours.
-# CAPI's logistic regression, hours on CPUs: --protocols SegmentationByRegression
 # The linear head that is trained: configs/segmentation/vit-*_linear_*_voc12-512x512.py
 evaluation = dict(
     folder="data/VOCdevkit",

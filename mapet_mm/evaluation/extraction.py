@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from tqdm import tqdm
 
 from mapet_mm.evaluation.features import BLOCK, FeatureBank
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, useful_workers
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.tokens import LayerTokens
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UndecodableError
@@ -203,8 +203,7 @@ def fill_blocks(
     backbone = model.backbone
     batches = missing_batches(bank, kinds, images.batch_size)
     reader = _Reader(images)
-    num_batches = -(-min(len(bank), num_missing * BLOCK) // images.batch_size)
-    num_workers = min(images.num_workers, num_batches) if num_batches > 1 else 0
+    num_workers = useful_workers(images, min(len(bank), num_missing * BLOCK))
     num_workers = usable_workers(num_workers, lambda: images.batch_size * tensor_bytes(reader[0]))
     loader = DataLoader(reader, batch_sampler=batches, num_workers=num_workers, collate_fn=_collate)
     bar = tqdm(

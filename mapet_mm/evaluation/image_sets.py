@@ -118,6 +118,12 @@ class ImageSet:
         return found
 
 
+def useful_workers(images: ImageSet, num_images: int) -> int:
+    """How many processes load some images of a set: none for one batch, and at most one for each."""
+    num_batches = -(-num_images // images.batch_size)
+    return min(images.num_workers, num_batches) if num_batches > 1 else 0
+
+
 def _size_and_time(path: str) -> tuple[int, int] | None:
     """Size and mtime of an image's file, or of the tar file that it is in; None for images elsewhere."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,7 +34,6 @@ class Evaluated:
     features: Mapping[str, Features]
     images: Mapping[str, ImageSet]
     device: torch.device  # where to compute
-    shared: dict[str, Any] = field(default_factory=dict)  # what one protocol prepares for another
 
 
 class Protocol:

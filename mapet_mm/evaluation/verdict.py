@@ -20,7 +20,7 @@ from mapet_mm.evaluation.models import RANDOM, Model
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
-from mapet_mm.evaluation.protocols.low_shot import LowShot
+from mapet_mm.evaluation.protocols.low_shot import LowShot, fitted_scaler
 from mapet_mm.evaluation.rows import bootstrap, mean_of_groups
 from mapet_mm.utils.tables import Column, Table
 
@@ -168,7 +168,7 @@ def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     votes = partial(neighbours.votes, evaluated, setting)
     hits = {"k-NN, top-1 (%)": neighbours.hits(evaluated, "val", [votes])[0].mean(0)}
     few = LowShot()
-    scorers = few.scorers(evaluated, SHOTS)
+    scorers = few.scorers(evaluated, SHOTS, fitted_scaler(train))
     if scorers:
         # Where each class has no more than these, all draws would be the same images.
         drawn = ", one draw: there are no more" if len(scorers) == 1 else ""

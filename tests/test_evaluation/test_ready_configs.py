@@ -89,13 +89,6 @@ def test_segmentation(evaluated, name, folder):
     assert row["interval"][0] <= row["value"] <= row["interval"][1]
 
 
-def test_segmentation_by_regression_is_an_option(evaluated):
-    write_dense(Path("data/ade/ADEChallengeData2016"), "ade20k")
-    rows = evaluated("ade20k", "--protocols", "SegmentationByRegression")
-    assert list(rows) == ["logistic segmentation, patch tokens"]
-    assert rows["logistic segmentation, patch tokens"]["value"] > 30
-
-
 def test_transfer(evaluated):
     """Eleven folders, four of them by the mean per class, and the mean of all."""
     names = "food101 cifar10 cifar100 sun397 cars aircraft dtd pets caltech101 flowers102 cub200"

@@ -81,25 +81,25 @@ class LowShot(Classification):
 
     def rows(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
-        setting = evaluated.features["train"].settings[-1]
+        train = evaluated.features["train"]
+        setting = train.settings[-1]
+        scaler = fitted_scaler(train)  # it passes over all features
         rows = []
         for share in self.shots:
-            scorers = self.scorers(evaluated, share)
+            scorers = self.scorers(evaluated, share, scaler)
             shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
             note = "one draw, of all images" if len(scorers) < self.draws else ""
             if scorers:
                 rows += self.rows_of(evaluated, f"{setting}, {shown}", *scorers, note=note)
         return rows
 
-    def scorers(self, evaluated: Evaluated, share: int | float) -> list[Callable[[Features], Tensor]]:
+    def scorers(
+        self, evaluated: Evaluated, share: int | float, scaler: StandardScaler
+    ) -> list[Callable[[Features], Tensor]]:
         """The regression of each draw, as a function of a set's features that gives scores."""
         train, _, num_classes = self.labelled(evaluated)
-        setting = train.settings[-1]
-        if "scaler" not in evaluated.shared:  # it passes over all features
-            evaluated.shared["scaler"] = fitted_scaler(train, setting)
-        scaler = evaluated.shared["scaler"]
         draws = self.drawn(train, share, num_classes)
-        return [fitted(train, images, setting, scaler, num_classes) for images in draws]
+        return [fitted(train, images, train.settings[-1], scaler, num_classes) for images in draws]
 
     def drawn(self, train: Features, share: int | float, num_classes: int) -> list[np.ndarray]:
         """The images of each draw; none if a class has too few, or if the row would repeat `1 a class`."""
@@ -115,14 +115,14 @@ class LowShot(Classification):
         return [] if one_per_class and 1 in self.shots else draws
 
 
-def fitted_scaler(train: Features, setting: str) -> StandardScaler:
-    """Mean and deviation of all training images."""
+def fitted_scaler(train: Features) -> StandardScaler:
+    """Mean and deviation of the widest pooling of all training images."""
     # Imported here, because a backbone's user needs no scikit-learn.
     from sklearn.preprocessing import StandardScaler
 
     scaler = StandardScaler()
     for _, values in train.blocks("pooled"):
-        scaler.partial_fit(values[:, train.columns(setting)].numpy())
+        scaler.partial_fit(values[:, train.columns(train.settings[-1])].numpy())
     return scaler
 
 

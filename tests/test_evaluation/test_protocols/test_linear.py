@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from clustered_features import (
@@ -25,7 +26,7 @@ from mapet_mm.evaluation.protocols import low_shot, probes, regression
 from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProbes, rows_of_layers
 from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
-from mapet_mm.evaluation.protocols.regression import STRENGTHS, Regression, last_layers
+from mapet_mm.evaluation.protocols.regression import STRENGTHS, Regression, last_layers, regressions
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,23 @@ def test_of_layers_with_and_without_classes_the_best_has_them(evaluated, protoco
     rows = {row.setting: row for row in protocol.rows(as_evaluated(*banks))}
     assert rows["mean, best layer"].note.startswith("layer 2, ")
     assert rows["mean, best layer"].value > 2 * rows["mean, last layer"].value
+
+
+def test_a_regression_converges_at_each_strength(evaluated):
+    """Losses and predictions are Newton's; warm starts ended early at the largest."""
+    train = evaluated.features["train"]
+    rows = train.pooled("mean").numpy()
+    labels = train.labels.numpy()
+    assert len(STRENGTHS) == 8
+    for strength, model in regressions(rows, labels, STRENGTHS).items():
+        newton = LogisticRegression(C=strength, solver="newton-cholesky", tol=1e-12, max_iter=1000)
+        newton.fit(rows.astype(np.float64), labels)
+        losses = []
+        for one in (model, newton):
+            chances = one.predict_log_proba(rows)[np.arange(len(rows)), labels]
+            losses.append(-strength * chances.sum() + np.square(one.coef_).sum() / 2)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        assert (model.predict(rows) == newton.predict(rows)).mean() > 0.999
 
 
 def test_features_beyond_its_memory_are_refused_and_the_other_protocol_named(evaluated):

@@ -7,7 +7,7 @@ from clustered_features import as_evaluated, evaluated_clusters, one_pooling
 from sklearn.linear_model import LogisticRegression
 
 from mapet_mm.evaluation.features import MemoryFeatures
-from mapet_mm.evaluation.protocols.low_shot import LowShot, draw
+from mapet_mm.evaluation.protocols.low_shot import LowShot, draw, fitted_scaler
 from mapet_mm.evaluation.verdict import hits_of
 
 
@@ -59,7 +59,7 @@ def test_all_images_of_each_class_are_drawn_once():
     train = MemoryFeatures(whole.values["pooled"][:, few], name="train", **known)
     evaluated = as_evaluated(train, evaluated_clusters().features["val"])
     few, all_there_are = LowShot(shots=[9, 10]).rows(evaluated)
-    assert (len(LowShot().scorers(evaluated, 10)), all_there_are.spread) == (1, None)
+    assert (len(LowShot().scorers(evaluated, 10, fitted_scaler(train))), all_there_are.spread) == (1, None)
     assert all_there_are.note == "one draw, of all images"
     assert few.spread > 0
     assert not few.note

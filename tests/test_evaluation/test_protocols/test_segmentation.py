@@ -8,16 +8,17 @@ import pytest
 import torch
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
-from sklearn.linear_model import LogisticRegression
 
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.image_sets import ImageSetError
 from mapet_mm.evaluation.pixel_labels import Areas, join_cells, label_cells, majority
 from mapet_mm.evaluation.protocol import Evaluated
-from mapet_mm.evaluation.protocols import segmentation_task
-from mapet_mm.evaluation.protocols.regression import STRENGTHS, regressions
-from mapet_mm.evaluation.protocols.segmentation import SegmentationByNeighbours, SegmentationByRegression
-from mapet_mm.evaluation.protocols.segmentation_task import SegmentationTask, best_setting
+from mapet_mm.evaluation.protocols import segmentation
+from mapet_mm.evaluation.protocols.segmentation import (
+    SegmentationByNeighbours,
+    SegmentationTask,
+    best_setting,
+)
 
 GRID, DIM, CLASSES = (3, 5), 6, ("background", "cat", "dog", "sky")
 
@@ -69,8 +70,8 @@ def naive_knn(train, test, k: int, distance: str) -> float:
 
 @pytest.mark.parametrize(("queries", "keys"), [(2**16, 2**14), (32, 7)])  # at once, and in small parts
 def test_votes_are_those_of_a_naive_loop(monkeypatch, queries, keys):
-    monkeypatch.setattr(segmentation_task, "QUERIES", queries)
-    monkeypatch.setattr(segmentation_task, "COLUMNS", keys)
+    monkeypatch.setattr(segmentation, "QUERIES", queries)
+    monkeypatch.setattr(segmentation, "COLUMNS", keys)
     train, test = images(23, 0), images(6, 1, size=(17, 23))
     _, tested = SegmentationTask(*train, *test, 4, side=4).neighbours((1, 3, 10))
     for distance in ("cosine", "L2"):
@@ -100,50 +101,6 @@ def test_more_neighbours_than_patches_are_all_patches_that_the_choice_has():
     chosen_on, tested = task.neighbours((1, 30, 1000))
     most = int(task.kept.sum())
     assert list(chosen_on) == list(tested) == [f"{one}, k={k}" for one in ("cosine", "L2") for k in (1, most)]
-
-
-def test_regression_is_scikit_learns_with_the_strength_that_the_held_out_images_choose():
-    train, test = images(30, 0), images(6, 1)
-    task = SegmentationTask(*train, *test, 4, side=4)
-    chosen_on, tested = task.regression((0.1, 1e-3))
-    assert list(chosen_on) == ["C=0.001", "C=0.1"]
-    (name,) = tested
-    assert name == best_setting(chosen_on)
-    labels = np.concatenate([majority(label_cells(each, GRID, 4), 4) for each in train[1]])
-    known = labels != 255
-    rows = scaled(train[0], train[0])[known].astype(np.float32)
-    model = LogisticRegression(C=float(name[2:]), max_iter=1000).fit(rows, labels[known])
-    areas = Areas(4)
-    for index, truth in enumerate(test[1]):
-        queries = scaled(train[0], test[0])[15 * index : 15 * index + 15].astype(np.float32)
-        areas.add(join_cells(model.predict(queries)[:, None], GRID, truth.shape), truth)
-    assert tested[name].miou == pytest.approx(areas.miou, abs=0.2)
-
-
-def test_a_regression_converges_at_each_strength():
-    """Losses and predictions are Newton's; warm starts ended early at the largest."""
-    train, _ = images(40, 0), images(2, 1)
-    task = SegmentationTask(*train, *images(2, 1), 4, side=4)
-    rows, labels = task.fitted(task.kept)
-    assert len(STRENGTHS) == 8
-    for strength, model in regressions(rows, labels, STRENGTHS).items():
-        newton = LogisticRegression(C=strength, solver="newton-cholesky", tol=1e-12, max_iter=1000)
-        newton.fit(rows.astype(np.float64), labels)
-        losses = []
-        for one in (model, newton):
-            chances = one.predict_log_proba(rows)[np.arange(len(rows)), np.searchsorted(one.classes_, labels)]
-            losses.append(-strength * chances.sum() + np.square(one.coef_).sum() / 2)
-        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-        assert (model.predict(rows) == newton.predict(rows)).mean() > 0.999
-
-
-def test_a_regression_on_a_sample_of_the_patches_is_nearly_as_good(monkeypatch):
-    train, test = images(60, 0), images(20, 1)
-    every = SegmentationTask(*train, *test, 4, side=4).regression([0.01])[1]["C=0.01"].miou
-    monkeypatch.setattr(segmentation_task, "FITTED", 400 * DIM)
-    task = SegmentationTask(*train, *test, 4, side=4)
-    assert task.fitted(task.labelled)[0].shape == (400, DIM)
-    assert task.regression([0.01])[1]["C=0.01"].miou == pytest.approx(every, abs=4)
 
 
 def test_patches_that_are_mostly_background_still_vote_for_what_else_they_cover():
@@ -180,7 +137,7 @@ def evaluated(classes=CLASSES) -> Evaluated:
         banks[name], labels = images(12, seed)
         samples = [sample(one) if classes else {} for one in labels]
         dataset = [dict(inputs=torch.zeros(3, 12, 20), data_samples=one) for one in samples]
-        sets[name] = SimpleSet(name=name, dataset=dataset, class_names=classes, num_workers=0, path=str)
+        sets[name] = SimpleSet(name=name, dataset=dataset, class_names=classes, batch_size=64, path=str)
     return Evaluated(banks, sets, torch.device("cpu"))
 
 
@@ -193,9 +150,8 @@ class SimpleSet(SimpleNamespace):
         return len(self.dataset)
 
 
-@pytest.mark.parametrize("protocol", [SegmentationByNeighbours([1, 3]), SegmentationByRegression([0.1])])
-def test_a_row_for_the_table_and_details_for_settings_and_classes(protocol):
-    first, *details = protocol.rows(evaluated())
+def test_a_row_for_the_table_and_details_for_settings_and_classes():
+    first, *details = SegmentationByNeighbours([1, 3]).rows(evaluated())
     values = {row.setting: row.value for row in details}
     setting = first.note.partition(" (")[0]  # at the edge of the grid
     assert first.value == values[f"test images: {setting}"]

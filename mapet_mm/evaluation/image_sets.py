@@ -262,6 +262,16 @@ def read_image_sets(
         return {name: ImageSet(name, loader) for name, loader in loaders.items()}
 
 
+def images_of_folder(config: Config, folder: Path, workers: int | None = None) -> ImageSet:
+    """All images in a folder, without labels, by the pipeline of a model's config."""
+    (loader,) = class_loaders({"images": (str(folder), "")}, class_level=0).values()
+    if workers is not None:
+        loader["num_workers"] = workers
+    loader = _with_model_pipeline("images", loader, config, str(folder))
+    with DefaultScope.overwrite_default_scope(scope_of(config)):
+        return ImageSet("images", loader)
+
+
 def declaring_config(config: Config, data: str | None) -> Config:
     """The config that declares image sets and protocols: another one if `data` names it."""
     return read_config(data) if data and not Path(data).is_dir() else config

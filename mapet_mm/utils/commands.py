@@ -22,6 +22,7 @@ TOOLS = {
     "merge-tokens": ("merge_token_stores.py", "several token stores -> one"),
     "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for, on a page"),
     "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),
+    "embed": ("embed.py", "a folder of images -> their features and names, as files"),
     "verdict": ("verdict.py", "tell whether a pre-training helped: beside its start and random weights"),
     "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
     "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),

@@ -1,0 +1,56 @@
+"""Write the frozen features of a folder of images, and their names in the same order.
+
+    mapet-mm embed FOLDER --model RUN --out DIR
+    mapet-mm embed FOLDER --model CONFIG CHECKPOINT --out DIR --patches
+
+MODEL is named as in mapet-mm evaluate. DIR gets features.npy, float16, an image a row, and names.txt. Images
+that cannot be decoded are left out and named. After a kill, the same command resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from command_line import described_parser
+
+from mapet_mm.utils.commands import add_workers_option
+from mapet_mm.utils.errors import UserError, one_line_errors
+
+
+def parse_args() -> argparse.Namespace:
+    parser = described_parser(__doc__)
+    parser.add_argument("folder", type=Path, help="of images, searched recursively")
+    parser.add_argument("--model", nargs="+", required=True, metavar=("MODEL", "CHECKPOINT"), help="a model")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--patches", action="store_true", help="write the patch tokens, too: patches.npy")
+    add_workers_option(parser)
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("work_dirs/features"),
+        help="folder of the features (default: %(default)s)",
+    )
+    return parser.parse_args()
+
+
+@one_line_errors
+def main() -> None:
+    args = parse_args()
+    from mapet_mm.evaluation.embed import embed
+    from mapet_mm.evaluation.models import load_model
+    from mapet_mm.utils.dist import choose_device, print_once, say_share
+
+    say_share()
+    choose_device()
+    if len(args.model) > 2:
+        raise UserError(f"--model {' '.join(args.model)}: one model and one checkpoint")
+    if not args.folder.is_dir():
+        raise UserError(f"{args.folder}: no such folder")
+    model = load_model(*args.model)
+    for file in embed(model, args.folder, args.out, args.cache, args.patches, args.workers):
+        print_once(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main()

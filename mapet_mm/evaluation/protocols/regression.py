@@ -66,19 +66,14 @@ def scores_of(
     num_classes: int,
     pooling: str,
     bank: Features,
-    layers: Sequence[int] = (-1,),
+    layer: int = -1,
 ) -> Float[Tensor, "image class"]:
     """A fitted model's log-probabilities of all classes; classes that it has not seen have none."""
-    rows = side_by_side(bank, pooling, layers)
+    rows = bank.pooled(pooling, layer).numpy()
     scores = torch.full((len(rows), num_classes), float("-inf"), dtype=torch.float64)
     chances = model.predict_log_proba(scaler.transform(rows))
     scores[:, model.classes_.tolist()] = torch.from_numpy(chances).double()
     return scores
-
-
-def side_by_side(bank: Features, pooling: str, layers: Sequence[int]) -> Float[np.ndarray, "image width"]:
-    """Features of some layers joined."""
-    return torch.cat([bank.pooled(pooling, layer) for layer in layers], dim=1).numpy()
 
 
 @PROTOCOLS.register_module()
@@ -92,21 +87,14 @@ class Regression(Classification):
     Args:
         strengths: scikit-learn's `C`.
         layers: number of last layers that are probed; all by default.
-        concatenated: number of last layers that are a further probe together, as DINOv2's four.
         memory: GiB that the features of a probe may take in float32. The solver holds a few copies of them.
     """
 
     strengths: Sequence[float] = STRENGTHS
     layers: int | None = None
-    concatenated: int = 1
     memory: float = 0.5
 
     name = "linear (solved)"
-
-    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
-        """All layers if several are joined."""
-        needed = super().needs(images)
-        return needed if self.concatenated == 1 else {name: ["layers"] for name in needed}
 
     def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
         """Labels that do not suit, no image that can be held out, or features beyond its memory."""
@@ -115,8 +103,7 @@ class Regression(Classification):
         require_scikit_learn()
         train = features["train"]
         columns = train.columns(train.settings[-1])
-        num_layers = min(self.concatenated, len(train.layers))
-        needed = 4 * len(train) * (columns.stop - columns.start) * num_layers / GIB
+        needed = 4 * len(train) * (columns.stop - columns.start) / GIB
         if needed > self.memory:
             return (
                 f"the features of {len(train)} images take {needed:.1f} GiB, and `memory` is "
@@ -130,22 +117,17 @@ class Regression(Classification):
         return {"layers": 1} if is_quick(train, len(train), QUICK_SWEEP) else None
 
     def rows(self, evaluated: Evaluated) -> list[Row]:
-        """Rows of the last layer, the best one and the joined ones, for each pooling; of all in detail."""
+        """Rows of the last layer and the best one, for each pooling; of all in detail."""
         train = evaluated.features["train"]
         rows = []
         for pooling in train.settings:
             chosen = []
             for layer in probed_layers(train.layers, self.layers):
-                chosen.append(self.best_model(evaluated, pooling, [layer]))
+                chosen.append(self.best_model(evaluated, pooling, layer))
             rows += rows_of_layers(self, evaluated, pooling, chosen)
-            if self.concatenated > 1:
-                together = last_layers(train.layers, self.concatenated)
-                joined = self.best_model(evaluated, pooling, together)
-                setting = f"{pooling}, last {len(together)} layers"
-                rows += self.rows_of(evaluated, setting, joined.scores, note=joined.note)
         return rows
 
-    def best_model(self, evaluated: Evaluated, pooling: str, layers: Sequence[int]) -> Chosen:
+    def best_model(self, evaluated: Evaluated, pooling: str, layer: int) -> Chosen:
         """The regression with the strength that classifies the held-out images best, of equals the least."""
         from sklearn.preprocessing import StandardScaler
 
@@ -153,20 +135,12 @@ class Regression(Classification):
         labels = train.labels.numpy()
         chooses = held_out(train.labels).numpy()
         scaler = StandardScaler()
-        rows = scaler.fit_transform(side_by_side(train, pooling, layers))
+        rows = scaler.fit_transform(train.pooled(pooling, layer).numpy())
         # Choose on the held-out images, then learn from them, too.
         models = regressions(rows[~chooses], labels[~chooses], self.strengths)
         top1 = {strength: 100 * one.score(rows[chooses], labels[chooses]) for strength, one in models.items()}
         best = max(top1, key=top1.get)
         model = regressions(rows, labels, [best])[best]
-        scores = partial(scores_of, model, scaler, num_classes, pooling, layers=layers)
+        scores = partial(scores_of, model, scaler, num_classes, pooling, layer=layer)
         note = f"C {best:.3g}{at_edge(best, self.strengths)}"
-        return Chosen(train.layers[layers[-1]], top1[best], scores, note)
-
-
-def last_layers(names: Sequence[str], count: int) -> list[int]:
-    """Indices of the last layers; of the last one, that after the final norm if there is one."""
-    indices = list(range(len(names)))
-    if names[-1] == "output" and len(names) > 1:
-        del indices[-2]  # the same layer without it
-    return indices[-count:]
+        return Chosen(train.layers[layer], top1[best], scores, note)

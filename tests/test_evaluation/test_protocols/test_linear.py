@@ -26,7 +26,7 @@ from mapet_mm.evaluation.protocols import low_shot, probes, regression
 from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProbes, rows_of_layers
 from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
-from mapet_mm.evaluation.protocols.regression import STRENGTHS, Regression, last_layers, regressions
+from mapet_mm.evaluation.protocols.regression import STRENGTHS, Regression, regressions
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +79,6 @@ def test_a_solved_probe_equals_newtons_method(evaluated, pooling):
     row = rows[f"{pooling}, last layer"]
     assert row.value == pytest.approx(100 * model.score(queries, val.labels), abs=0.3)
     assert row.note.startswith(f"C {best:.3g}")
-
-
-def test_the_last_layers_together(evaluated):
-    """DINOv2's option: the output and the layers before the one that it norms."""
-    assert [last_layers(list("1234"), 3), last_layers(["1", "2", "3", "output"], 2)] == [[1, 2, 3], [1, 3]]
-    rows = {row.setting: row for row in Regression(concatenated=4).rows(evaluated)}
-    assert rows["mean, last 2 layers"].value > rows["mean, last layer"].value  # of other noise
 
 
 @pytest.mark.parametrize(
@@ -151,12 +144,11 @@ def test_a_regression_converges_at_each_strength(evaluated):
 
 
 def test_features_beyond_its_memory_are_refused_and_the_other_protocol_named(evaluated):
-    """600 images of 2 x 16 numbers, of one layer or of three joined."""
+    """600 images of 2 x 16 numbers."""
     needed = 4 * 600 * 32 / 2**30
     sets = (evaluated.images, evaluated.features)
     assert Regression(memory=1.01 * needed).unfit(*sets) is None
-    for protocol in (Regression(memory=0.99 * needed), Regression(memory=1.01 * needed, concatenated=3)):
-        assert "LinearProbes" in protocol.unfit(*sets)
+    assert "LinearProbes" in Regression(memory=0.99 * needed).unfit(*sets)
 
 
 def test_regressions_of_many_numbers_are_left_to_those_who_ask(evaluated, monkeypatch):

@@ -158,6 +158,8 @@ def test_every_command_is_one_that_its_program_takes(page, command, monkeypatch,
         assert set(extras) <= set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
     elif words[:3] == ["python", "-m", "pytest"]:
         assert all((ROOT / word).exists() for word in words[3:] if "/" in word)
+    elif scripts := [word for word in words if re.fullmatch(r"tools/benchmarks/\w+\.sh", word)]:
+        assert all((ROOT / script).is_file() for script in scripts)  # test_gpu_benchmarks.py runs them
     elif words[:2] == ["python", "-c"]:
         module, name = re.search(r"(mmpretrain|mmseg\.apis)\.([A-Z]\w+)", words[2]).groups()
         assert hasattr(importlib.import_module(module), name)

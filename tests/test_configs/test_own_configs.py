@@ -106,7 +106,6 @@ def test_the_segmentor_starts_from_a_pre_training_and_trains(project):
     start = weights["backbone.layers.0.attn.qkv.weight"]
     change = (trained["backbone.layers.0.attn.qkv.weight"] - start).abs().max()
     assert 0 < change < 1e-3  # it began there, and learned at the first layer's rate
-    assert "mIoU: " in next(folder.glob("*/*.log")).read_text()
 
 
 @pytest.mark.parametrize("kind", ["dinov2 with registers", "dinov3", "eva02, swiglu"])
@@ -137,7 +136,6 @@ def test_a_continued_vit_is_fine_tuned_on_own_masks_resumed_and_tested(project, 
     configure_test(cfg, str(folder / "iter_4.pth"))
     runner = build_runner(cfg, "none")
     assert 0 <= runner.test()["mIoU"] <= 100
-    assert "mIoU: " in "".join(path.read_text() for path in folder.glob("*/*.log"))
 
 
 def test_every_config_of_the_page_spares_a_gpu_the_waits_for_its_host():

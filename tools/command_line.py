@@ -91,6 +91,14 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cache_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--cache`, the folder where features are kept and found again."""
+    default = Path("work_dirs/features")
+    parser.add_argument(
+        "--cache", type=Path, default=default, help="folder of the features (default: %(default)s)"
+    )
+
+
 def add_runner_options(parser: argparse.ArgumentParser) -> None:
     """Add a config, and options of everything that MMEngine's Runner does with it."""
     parser.add_argument("config", help="config file")

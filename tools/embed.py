@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from command_line import described_parser
+from command_line import add_cache_option, described_parser
 
 from mapet_mm.utils.commands import add_workers_option
 from mapet_mm.utils.errors import UserError, one_line_errors
@@ -25,12 +25,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the files")
     parser.add_argument("--patches", action="store_true", help="write the patch tokens, too: patches.npy")
     add_workers_option(parser)
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=Path("work_dirs/features"),
-        help="folder of the features (default: %(default)s)",
-    )
+    add_cache_option(parser)
     return parser.parse_args()
 
 

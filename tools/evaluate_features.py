@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command_line import add_config_options, described_parser
+from command_line import add_cache_option, add_config_options, described_parser
 
 from mapet_mm.utils.commands import add_class_options, add_workers_option
 from mapet_mm.utils.errors import UserError, one_line_errors
@@ -75,12 +75,7 @@ def parse_args() -> argparse.Namespace:
         action="store_true",
         help="leave out the column of the same network with random weights, which a single model has",
     )
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=Path("work_dirs/features"),
-        help="folder of the features (default: %(default)s)",
-    )
+    add_cache_option(parser)
     parser.add_argument("--out", type=Path, help="folder for results.json and the page, report.html")
     add_config_options(parser)
     return parser.parse_args()

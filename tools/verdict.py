@@ -15,7 +15,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from command_line import described_parser
+from command_line import add_cache_option, described_parser
 
 from mapet_mm.utils.commands import add_class_options, add_workers_option
 from mapet_mm.utils.errors import one_line_errors
@@ -34,12 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--data", help="images, as for mapet-mm evaluate (default: those that MODEL names)")
     add_workers_option(parser)
     add_class_options(parser, "in place of those of the pre-training, or of the folders of --data")
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=Path("work_dirs/features"),
-        help="folder of the features (default: %(default)s)",
-    )
+    add_cache_option(parser)
     parser.add_argument("--out", type=Path, help="folder for verdict.json and, of a RUN, report.html")
     return parser.parse_args()
 

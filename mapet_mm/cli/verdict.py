@@ -35,9 +35,8 @@ MOST = 10_000  # images that are held out, and images that vote
 LEAST = 50  # images, for a verdict
 FEWEST = 5  # tested images with others of their class to vote, for a verdict by labels
 FEWEST_TESTED = 100  # images, however short the training
-FEWEST_VOTING = (
-    10 * NEIGHBOURS
-)  # images, in the verdict and during the training, so that k is the same in both
+# Images that vote, in the verdict and during the training, so that k is the same in both.
+FEWEST_VOTING = 10 * NEIGHBOURS
 SHOTS = 10  # labels a class
 PROBES = 10  # of k-NN, during the training
 MOST_PROBED = 2_000

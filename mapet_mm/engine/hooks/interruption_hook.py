@@ -177,6 +177,8 @@ class InterruptionHook(Hook):
 
     def _end_without_worker(self, error: RuntimeError) -> None:
         """Save, if there is a whole step, and end; PyTorch's loader catches all but a SystemExit."""
+        # When another worker ends, PyTorch would raise for this one again.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         line = worker_message(error)
         # While a validation lasts, EMAHook has exchanged the weights.
         is_averaged = any(isinstance(hook, EMAHook) for hook in self.runner.hooks)
@@ -184,7 +186,7 @@ class InterruptionHook(Hook):
         if self.whole_step and is_main_process() and not is_averaged:
             self._save()
             line += f" Saved after step {self.whole_step['iter']}: run the same command again to continue."
-        self._leave_workers()
+        self.stop_listening()
         raise SystemExit(f"error: {line}") from error
 
     def _save(self) -> None:

@@ -1,5 +1,6 @@
 """A run that is told to end saves where it stands, and the same command goes on with the next batch."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -130,6 +131,8 @@ def test_workers_of_all_loaders_outlive_a_signal_to_all_processes(number, tmp_pa
     assert ended.value.code == 75
     assert len(tell.told) == 4
     assert torch.load(tmp_path / "latest.pth", weights_only=True)["meta"]["iter"] == 6
+    for worker in tell.workers:
+        worker.terminate()  # else whoever collects the loader waits for each
 
 
 def test_a_worker_ends_at_its_loaders_sigterm_alone():
@@ -171,6 +174,17 @@ class Kill(Hook):
         self.kill("in the validation", runner)
 
 
+@pytest.fixture
+def pytorch_looks_after_workers():
+    """A run that loses a worker stops PyTorch from it, which begins once in a process, and knows the dead."""
+    next(iter(DataLoader(range(1), num_workers=1)))
+    handler = signal.getsignal(signal.SIGCHLD)
+    yield
+    gc.collect()
+    signal.signal(signal.SIGCHLD, handler)
+
+
+@pytest.mark.usefixtures("pytorch_looks_after_workers")
 @pytest.mark.parametrize(
     ("when", "step", "saved"), [("before the step", 5, 4), ("in the step", 5, 5), ("in the validation", 7, 6)]
 )
@@ -184,6 +198,7 @@ def test_a_worker_that_is_killed_loses_no_step(when, step, saved, whole, tmp_pat
     assert same(weights(whole / f"epoch_{EPOCHS}.pth"), weights(tmp_path / f"epoch_{EPOCHS}.pth"))
 
 
+@pytest.mark.usefixtures("pytorch_looks_after_workers")
 def test_averaged_weights_are_not_saved_for_the_trained_ones(tmp_path):
     """EMAHook exchanges them while a validation lasts."""
     average = dict(type="EMAHook")

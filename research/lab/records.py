@@ -51,7 +51,9 @@ def write_kept(records: Iterable[Record], file: Path = RECORDS) -> None:
     replace_file(file, "".join(json.dumps(record) + "\n" for record in ordered).encode())
 
 
-def make_record(run: Run, seconds: float, teraflops: float | None = None) -> Record:
+def make_record(
+    run: Run, seconds: float, teraflops: float | None = None, precision: str | None = None
+) -> Record:
     """The record of a run that has just finished."""
     record = {name: getattr(run, name) for name in SAID}
     record["needs"] = [need.rpartition("-")[2] for need in run.needs]
@@ -62,6 +64,8 @@ def make_record(run: Run, seconds: float, teraflops: float | None = None) -> Rec
     record["date"] = datetime.date.today().isoformat()
     if teraflops is not None:
         record["teraflops"] = teraflops
+    if precision is not None:
+        record["precision"] = precision
     return record
 
 

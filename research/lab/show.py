@@ -6,11 +6,11 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from lab.paths import OUT
+from lab.paths import OUT, RECORDS, RUNS
 from lab.plan import Cell, Plan, id_of, plan_table
 from lab.records import Record
 from lab.render import Grid, Measured, render_csv, render_differences, render_markdown, summarise
-from lab.tables import COSTS, Table, require_names
+from lab.tables import COSTS, DeclarationError, Table, require_names
 from mapet_mm.evaluation import VERSION
 from mapet_mm.utils.atomic_files import replace_file
 
@@ -23,6 +23,9 @@ class FilledTable:
         seeds: whose runs count.
         records: by identity.
         evaluation: version of the frozen protocols whose figures are shown.
+
+    Raises:
+        DeclarationError: some trainings in mixed precision ran in another one than the others.
     """
 
     def __init__(
@@ -33,6 +36,15 @@ class FilledTable:
         self.records = records
         self.evaluation = evaluation
         self.plan: Plan = plan_table(table, self.seeds, evaluation)
+        precisions = sorted({record["precision"] for record in self._records() if "precision" in record})
+        if len(precisions) > 1:
+            raise DeclarationError(
+                f"{table.name}: its trainings ran in {' and in '.join(precisions)}, by their machines: "
+                f"no table mixes them; remove the records of one, in {RUNS} or {RECORDS}"
+            )
+
+    def _records(self) -> list[Record]:
+        return [self.records[run.id] for run in self.plan.runs.values() if run.id in self.records]
 
     def wanted(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> list[Cell]:
         """The cells of these rows and columns, of all if none are named.
@@ -95,7 +107,7 @@ class FilledTable:
 
     def facts(self) -> list[str]:
         """Lines below the table: how the numbers were made."""
-        records = [self.records[run.id] for run in self.plan.runs.values() if run.id in self.records]
+        records = self._records()
         missing = sum(id_of(cell.run) not in self.records for cell in self.plan.cells)
         seconds = sum(record["seconds"] for record in records)
         machines = "; ".join(sorted({record["machine"] for record in records})) or "no machine yet"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import recompute
 import records as command
-from lab.plan import plan_table
+from lab.plan import id_of, plan_table
 from lab.records import machine, make_record, read_finished, read_kept, write_kept, write_record
 from lab.runs import Run
 from lab.show import FilledTable
-from lab.tables import load_table
+from lab.tables import DeclarationError, load_table
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -94,6 +94,16 @@ def test_a_record_names_what_decides_the_precision_of_its_training(gpu, named, m
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: gpu)
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
     assert named in machine()
+
+
+def test_a_table_does_not_mix_precisions():
+    table = load_table("cifar10/choice")
+    first, second = (id_of(key) for key in list(plan_table(table, [0], 1).runs)[-2:])
+    records = {first: dict(precision="bfloat16"), second: dict(precision="bfloat16")}
+    FilledTable(table, [0], records, evaluation=1)
+    records[second] = dict(precision="float32")
+    with pytest.raises(DeclarationError, match="choice: its trainings ran in bfloat16 and in float32"):
+        FilledTable(table, [0], records, evaluation=1)
 
 
 def test_a_frozen_evaluations_figures_are_named_by_protocol_and_setting(tmp_path, monkeypatch):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mmengine.config import Config
 
 from mapet_mm.datasets.classes import classes_of, read_labels  # noqa: F401
 from mapet_mm.datasets.copies import first_copies
+from mapet_mm.datasets.groups import draw_share, shuffled_classes
 from mapet_mm.evaluation.image_sets import SECTION
 from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, suiting_k, too_few_voters
 from mapet_mm.structures import TokenStore
@@ -32,6 +31,9 @@ VOTING = "verdict_train.txt"
 TESTED = "verdict_val.txt"
 SHARE = 0.1
 MOST = 10_000  # images that are held out, and images that vote
+# Groups that are held out, if this is at most the share of all images.
+LEAST_GROUPS = 10
+MOST_OF_GROUPS = 0.2
 LEAST = 50  # images, for a verdict
 FEWEST = 5  # tested images with others of their class to vote, for a verdict by labels
 FEWEST_TESTED = 100  # images, however short the training
@@ -159,29 +161,21 @@ def verdict_images(
     return VerdictImages([], tested, None, f"{len(tested)} of them tested, measures without labels{why}")
 
 
-def shuffled_classes(names: Collection[str], classes: Mapping[str, str] | None, seed: int) -> list[list[str]]:
-    """The images of each class in random order; all in one group without classes."""
-    groups = defaultdict(list)
-    for name in sorted(names):
-        groups[(classes or {}).get(name)].append(name)
-    random = np.random.default_rng(seed)
-    return [[group[index] for index in random.permutation(len(group))] for _, group in sorted(groups.items())]
+def hold_out(
+    names: Collection[str],
+    classes: Mapping[str, str] | None,
+    seed: int,
+    groups: Mapping[str, str] | None = None,
+) -> list[str]:
+    """A tenth of the images, at most 10,000, in random order; see `draw_share`.
 
-
-def hold_out(names: Collection[str], classes: Mapping[str, str] | None, seed: int) -> list[str]:
-    """A tenth of the images, at most 10,000, in random order: as near to that share of each class as can be.
-
-    What rounding takes from a class it gives to the next: of small classes, every second or third has one.
+    Of few groups more are held out, so that an interval over them says something: ten, or a fifth.
     """
     share = min(SHARE, MOST / len(names))
-    chosen = []
-    end = 0
-    for group in shuffled_classes(names, classes, seed):
-        start = end
-        end += len(group)
-        chosen += group[: round(share * end) - round(share * start)]
-    order = np.random.default_rng(seed).permutation(len(chosen))
-    return [chosen[index] for index in order]
+    if groups:
+        num_groups = len({groups[name] for name in names})
+        share = max(share, min(MOST_OF_GROUPS, LEAST_GROUPS / num_groups))
+    return draw_share(names, share, seed, classes, groups)
 
 
 def voting_images(names: Sequence[str], classes: Mapping[str, str], most: int, seed: int) -> list[str]:

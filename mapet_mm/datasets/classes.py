@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mapet_mm.utils.errors import UserError, listed, reason_of
@@ -14,24 +14,36 @@ from mapet_mm.utils.errors import UserError, listed, reason_of
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 NO_CLASSES = 0  # as a level of folders
 NAMED = 8  # classes that a line names
+# So many folders, each with so few images, may be patients, clips or slides.
+MANY_FOLDERS = 20
+FEW_IMAGES = 100
 
 
 def classes_of(
-    labels: str | Path | None, names: Sequence[str], level: int | None = None
+    labels: str | Path | None,
+    names: Sequence[str],
+    level: int | None = None,
+    groups: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, str] | None, str]:
     """The class of each image that has one, and words for it; None if there are no two classes.
+
+    Folders that are groups are no classes: none of their images could vote for one of another group.
 
     Args:
         labels: file of lines `name class`; None takes the folders.
         names: of the images, relative to their folder.
         level: of the folders that are classes, 1 for those directly in the folder; None takes
             `level_of_classes`, and `NO_CLASSES` gives none.
+        groups: of each image, if there are any; see `groups_of`.
 
     Raises:
-        UserError: a file of labels that does not suit, or no two classes at a level that was asked for.
+        UserError: a file of labels that does not suit, or no two classes at a level that was asked for; or
+            each of the classes that were asked for is in one group alone.
     """
     if labels:
         classes = read_labels(labels, names)
+        if each_in_one_group(classes, groups):
+            raise UserError(f"{labels}: no class has images of two groups: name other classes or --groups")
         return classes, f"{named(classes)}, of {labels}"
     if level == NO_CLASSES:
         return None, "no classes, as --class-level none says"
@@ -45,11 +57,29 @@ def classes_of(
                 f"there is {listed(sorted(counts), most=NAMED) or 'none'}: name another level, or none"
             )
         return None, "there is no folder per class (--labels FILE names classes, --class-level N a level)"
+    if each_in_one_group(classes, groups):
+        if level:
+            raise UserError(f"--class-level {level}: no folder at it has images of two groups")
+        return None, f"the folders at level {found} are groups, and no classes (--labels FILE names classes)"
     words = f"{named(classes)}, the folders at level {found} (--class-level N|none says otherwise)"
     outside = [name for name in names if name not in classes]
     if outside:
         words += f"; {len(outside)} outside of them, such as {listed(outside, most=1)}, without a class"
+    most = max(counts.values())
+    if not (level or groups) and len(counts) >= MANY_FOLDERS and most <= FEW_IMAGES:
+        words += (
+            f"; {len(counts)} folders of at most {most} images: if they are patients, clips or slides and no "
+            f"classes, name `--groups {found}`"
+        )
     return classes, words
+
+
+def each_in_one_group(classes: Mapping[str, str], groups: Mapping[str, str] | None) -> bool:
+    """True if no class has images of two groups."""
+    if not groups:
+        return False
+    pairs = {(label, groups[name]) for name, label in classes.items()}
+    return len(pairs) == len(set(classes.values()))
 
 
 def level_of_classes(names: Iterable[str]) -> int | None:
@@ -95,36 +125,53 @@ def read_labels(file: str | Path, names: Sequence[str]) -> dict[str, str]:
         UserError: no such text, a line without a class, two classes of one image, one class only, or images
             without a line.
     """
-    said = _said_labels(file)
-    by_key = {_key(name): label for name, label in said.items()}
-    classes = {}
+    classes = read_table(file, names, "class", "--labels")
+    if len(set(classes.values())) < 2:
+        raise UserError(f"{file} names one class only: a verdict by labels takes two")
+    return classes
+
+
+def read_table(file: str | Path, names: Sequence[str], noun: str, option: str) -> dict[str, str]:
+    """What a file of lines `name<tab or space>value` says of each image.
+
+    Args:
+        file: the text, in UTF-8 or as spreadsheets write it.
+        names: of the images.
+        noun: what the value is, for messages: "class", "group".
+        option: that named the file.
+
+    Raises:
+        UserError: no such text, a line without a value, two values of one image, or images without a line.
+    """
+    said = _said_lines(file, noun, option)
+    by_key = {_key(name): value for name, value in said.items()}
+    found = {}
     missing = []
     for name in names:
-        label = said.get(name) or by_key.get(_key(name))
-        if label:
-            classes[name] = label
+        value = said.get(name) or by_key.get(_key(name))
+        if value:
+            found[name] = value
         else:
             missing.append(name)
     if missing:
         example = next(iter(said), "nothing")
         raise UserError(
-            f"{file} has no class for {len(missing)} of {len(names)} images, such as {missing[0]}; it names "
-            f"`{example}`: add lines of a name, relative to the folder of images, a tab or space, and a class"
+            f"{file} has no {noun} for {len(missing)} of {len(names)} images, such as {missing[0]}; it names "
+            f"`{example}`: add lines of a name, relative to the folder of images, a tab or space, and a "
+            f"{noun}"
         )
-    if len(set(said.values())) < 2:
-        raise UserError(f"{file} names one class only: a verdict by labels takes two")
-    return classes
+    return found
 
 
-def _said_labels(file: str | Path) -> dict[str, str]:
-    """The class by name, as the lines of a file say it."""
+def _said_lines(file: str | Path, noun: str, option: str) -> dict[str, str]:
+    """The value by name, as the lines of a file say it."""
     try:
         content = Path(file).read_bytes()
         is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # Excel's "Unicode text"
         text = content.decode("utf-16" if is_wide else "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--labels {file}: {reason_of(error)}; name a text of lines `name class`, in UTF-8"
+            f"{option} {file}: {reason_of(error)}; name a text of lines `name {noun}`, in UTF-8"
         ) from error
     found: dict[str, str] = {}
     # Not `str.splitlines`, which takes more characters for the end of a line.
@@ -133,14 +180,14 @@ def _said_labels(file: str | Path) -> dict[str, str]:
         line = line.rstrip()
         if not line:
             continue
-        name, _, label = line.rpartition("\t" if "\t" in line else " ")
-        name, label = _unquoted(name), _unquoted(label.strip())
-        if not name.strip() or not label:
+        name, _, value = line.rpartition("\t" if "\t" in line else " ")
+        name, value = _unquoted(name), _unquoted(value.strip())
+        if not name.strip() or not value:
             raise UserError(
-                f"{file}, line {number}: `{line}` is not a name and a class, with a tab or a space between"
+                f"{file}, line {number}: `{line}` is not a name and a {noun}, with a tab or a space between"
             )
-        if found.setdefault(name, label) != label:
-            raise UserError(f"{file}, line {number}: `{name}` is `{found[name]}` before, and `{label}` here")
+        if found.setdefault(name, value) != value:
+            raise UserError(f"{file}, line {number}: `{name}` is `{found[name]}` before, and `{value}` here")
     return found
 
 

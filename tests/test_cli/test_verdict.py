@@ -1,6 +1,7 @@
 """What a pre-training holds out: a tenth of each class, lists of it, and a config that keeps to them."""
 
 import argparse
+import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -46,6 +47,25 @@ def test_a_tenth_of_each_class_is_held_out_by_seed(monkeypatch):
     assert len(hold_out(NAMES, None, seed=0)) == 14
     monkeypatch.setattr(verdict, "MOST", 7)
     assert Counter(map(folder, hold_out(NAMES, classes, seed=0))) == {"a": 5, "b c": 2}
+
+
+GOLDEN = [
+    # images of each class, seed, epochs, and the beginning of the four lists' SHA-256
+    (COUNTS, 0, 300, "ecb39a1f8310f295"),
+    ({**{f"{index:03d}": 4 for index in range(300)}, "misc": 100}, 0, 300, "9e59a0ee30bac625"),
+    ({f"{index:03d}": 1 + index % 7 for index in range(90)}, 3, 1, "d0e997095db3568d"),
+    ({"x": 777}, 5, 2, "16be089ce2402624"),
+    ({"a": 3000, "b": 1000}, 1, 1, "03d22230b6d346b5"),
+]
+
+
+@pytest.mark.parametrize(("counts", "seed", "epochs", "digest"), GOLDEN)
+def test_without_groups_the_lists_are_those_of_earlier_versions(counts, seed, epochs, digest, tmp_path):
+    lists(tmp_path, sorted(names_of(counts)), seed=seed, epochs=epochs)
+    whole = hashlib.sha256()
+    for name in (verdict.TRAINED, verdict.HELD_OUT, verdict.VOTING, verdict.TESTED):
+        whole.update((tmp_path / name).read_bytes() + b"|")
+    assert whole.hexdigest().startswith(digest)
 
 
 def test_ten_images_of_each_class_vote_first(monkeypatch):

@@ -1,0 +1,107 @@
+"""Groups of images that belong together, as a patient's, a clip's or a slide's: no split parts them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mapet_mm.datasets.classes import NAMED, classes_at, read_table
+from mapet_mm.utils.errors import UserError, listed
+
+
+def groups_of(groups: str | int | Path | None, names: Sequence[str]) -> tuple[dict[str, str] | None, str]:
+    """The group of each image, and words for it; None without groups.
+
+    Args:
+        groups: a level of folders, 1 for those directly in the folder of images, or a file of lines
+            `name group`. Folders of one name are one group wherever they are: `T1/patient7` and
+            `T2/patient7` are one patient. An image that is not so deep is a group of its own.
+        names: of the images, relative to their folder.
+
+    Raises:
+        UserError: a file that does not suit, or all images are in one group.
+
+    Examples:
+        >>> groups_of(1, ["anna/1.png", "anna/2.png", "ben/1.png"])[0]
+        {'anna/1.png': 'anna', 'anna/2.png': 'anna', 'ben/1.png': 'ben'}
+    """
+    if groups is None:
+        return None, ""
+    text = os.fspath(groups) if isinstance(groups, Path) else str(groups)
+    if text == "0":
+        raise UserError("--groups 0: levels of folders begin with 1")
+    if text.isdecimal():
+        folders = classes_at(names, int(text))
+        found = {name: folders.get(name, name) for name in names}
+        source = f"the folders at level {text}"
+    else:
+        found = read_table(text, names, "group", "--groups")
+        source = f"of {text}"
+    distinct = sorted(set(found.values()))
+    if len(distinct) < 2:
+        raise UserError(f"--groups {text}: all images are in one group, {listed(distinct, most=1)}")
+    return found, f"{len(distinct)} groups ({listed(distinct, most=NAMED)}), {source}"
+
+
+def shuffled_classes(names: Collection[str], classes: Mapping[str, str] | None, seed: int) -> list[list[str]]:
+    """The images of each class in random order; all in one list without classes."""
+    by_class = defaultdict(list)
+    for name in sorted(names):
+        by_class[(classes or {}).get(name, "")].append(name)
+    random = np.random.default_rng(seed)
+    return [[own[index] for index in random.permutation(len(own))] for _, own in sorted(by_class.items())]
+
+
+def draw_share(
+    names: Collection[str],
+    share: float,
+    seed: int,
+    classes: Mapping[str, str] | None = None,
+    groups: Mapping[str, str] | None = None,
+) -> list[str]:
+    """A share of the images in random order, whole groups alone: as near to it in each class as can be.
+
+    What rounding takes from a class it gives to the next: of small classes, every second or third has one.
+    A group with images of several classes counts for that of most of them.
+
+    Args:
+        names: of the images.
+        share: of the images, between 0 and 1.
+        seed: of the draw.
+        classes: of all images, if there are any.
+        groups: of all images; without groups each image is one.
+    """
+    members = defaultdict(list)
+    for name in sorted(names):
+        members[groups[name] if groups else name].append(name)
+    main_class = {}
+    for group, own in members.items():
+        counts = Counter((classes or {}).get(name, "") for name in own)
+        main_class[group] = counts.most_common(1)[0][0]
+
+    chosen: list[str] = []
+    num_passed = 0
+    for of_class in shuffled_classes(members, main_class, seed):
+        num_passed += sum(len(members[group]) for group in of_class)
+        wanted = round(share * num_passed)
+        for group in of_class:
+            if len(chosen) + len(members[group]) / 2 <= wanted:
+                chosen += members[group]
+    order = np.random.default_rng(seed).permutation(len(chosen))
+    return [chosen[index] for index in order]
+
+
+def groups_in_turn(names: Sequence[str], groups: Mapping[str, str] | None) -> list[str]:
+    """The images in an order in which each group has one before any has a second."""
+    if not groups:
+        return list(names)
+    counts: Counter[str] = Counter()
+    ranked = []
+    for name in names:
+        ranked.append((counts[groups[name]], name))
+        counts[groups[name]] += 1
+    return [name for _, name in sorted(ranked, key=lambda pair: pair[0])]

@@ -52,7 +52,7 @@ class Loaded(NamedTuple):
 
 
 class Rows(list):
-    """Figures of an evaluation, each a `mapet_mm.evaluation.rows.Row`."""
+    """Figures of an evaluation, each a `mapet_mm.evaluation.tables.Row`."""
 
     @property
     def frame(self) -> pd.DataFrame:

@@ -11,8 +11,8 @@ from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import ImageSet, read_image_sets
 from mapet_mm.evaluation.models import Model, load_checkpoint
 from mapet_mm.evaluation.protocol import Protocol
-from mapet_mm.evaluation.rows import Row
 from mapet_mm.evaluation.run import Job, OpenBanks, check_space, figures_of
+from mapet_mm.evaluation.tables import Row
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 PIPELINE = [dict(type="LoadImageFromFile"), dict(type="PackInputs")]

@@ -29,7 +29,7 @@ from mapet_mm.utils.errors import UserError, one_line_errors
 
 if TYPE_CHECKING:
     from mapet_mm.evaluation.models import Model
-    from mapet_mm.evaluation.rows import Row
+    from mapet_mm.evaluation.tables import Row
 
 
 def parse_args() -> argparse.Namespace:
@@ -88,8 +88,8 @@ def main() -> None:
 
     from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
     from mapet_mm.evaluation.models import find_model, random_twin
-    from mapet_mm.evaluation.rows import figure_text, results_table
     from mapet_mm.evaluation.run import Wish, evaluate
+    from mapet_mm.evaluation.tables import figure_text, results_table
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process, print_once, say_share
     from mapet_mm.utils.tables import format_table

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from mapet_mm.datasets.label_files import IGNORED, Classes, arrived_labels
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, useful_workers
-from mapet_mm.evaluation.rows import bootstrap
+from mapet_mm.evaluation.tables import bootstrap
 from mapet_mm.utils.loader_workers import tensor_bytes, usable_workers
 
 if TYPE_CHECKING:

@@ -14,16 +14,25 @@ from torch import Tensor
 
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import SETS, ImageSet, ImageSetError, answers, check_labels
-from mapet_mm.evaluation.rows import Row, bootstrap, mean_of_groups
+from mapet_mm.evaluation.tables import Row, bootstrap, mean_of_groups
 from mapet_mm.utils.config import type_name
+from mapet_mm.utils.errors import UserError
 
 HELD_OUT = 10  # every tenth training image of a class chooses between settings; CAPI takes a tenth, too
-# Where the protocols are, the cheapest first.
-MODULES = ("knn", "low_shot", "label_free", "regression", "segmentation", "linear", "attentive")
+# The suite's protocols, the cheapest first, and the file of `protocols/` that has each.
+FILES = {
+    "NearestNeighbours": "knn",
+    "LowShot": "regression",
+    "LabelFree": "label_free",
+    "Regression": "regression",
+    "SegmentationByNeighbours": "segmentation",
+    "LinearProbes": "linear",
+    "AttentiveProbe": "attentive",
+}
 PROTOCOLS = Registry(
     "evaluation protocol",
     scope="mapet_mm",
-    locations=[f"mapet_mm.evaluation.protocols.{name}" for name in MODULES],
+    locations=[f"mapet_mm.evaluation.protocols.{name}" for name in dict.fromkeys(FILES.values())],
 )
 
 
@@ -67,22 +76,26 @@ class Protocol:
 
 
 def known_protocols() -> dict[str, type[Protocol]]:
-    """All protocols by name, the cheapest first."""
+    """All protocols by name: the suite's, the cheapest first, then a user's."""
     PROTOCOLS.import_from_location()
-    order = {f"{__package__}.protocols.{name}": index for index, name in enumerate(MODULES)}
-    kinds = PROTOCOLS.module_dict.items()
-    # Those of a user come last.
-    return dict(sorted(kinds, key=lambda item: order.get(item[1].__module__, len(order))))
+    kinds = PROTOCOLS.module_dict
+    return {name: kinds[name] for name in dict.fromkeys([*FILES, *kinds])}
 
 
 def build_protocols(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
-    """Protocols of configs `dict(type=..., ...)`."""
-    PROTOCOLS.import_from_location()
+    """Protocols of configs `dict(type=..., ...)`.
+
+    Raises:
+        UserError: there is no such protocol.
+    """
+    known = known_protocols()
     built = []
     for config in configs:
         options = dict(config)
-        kind = PROTOCOLS.module_dict[type_name(options.pop("type"))]
-        built.append(kind(**options))
+        name = type_name(options.pop("type"))
+        if name not in known:
+            raise UserError(f"`protocols` has {name}: one of {', '.join(known)}")
+        built.append(known[name](**options))
     return built
 
 

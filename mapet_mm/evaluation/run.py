@@ -16,7 +16,7 @@ from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import SECTION, ImageSet, declaring_config, read_image_sets
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.protocol import Evaluated, Protocol, build_protocols, known_protocols
-from mapet_mm.evaluation.rows import Row
+from mapet_mm.evaluation.tables import Row
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.disk import GIGABYTE, require_room
 from mapet_mm.utils.dist import is_first_process, print_once

@@ -20,8 +20,8 @@ from mapet_mm.evaluation.models import RANDOM, Model
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
-from mapet_mm.evaluation.protocols.low_shot import LowShot, fitted_scaler
-from mapet_mm.evaluation.rows import bootstrap, mean_of_groups
+from mapet_mm.evaluation.protocols.regression import LowShot, fitted_scaler
+from mapet_mm.evaluation.tables import bootstrap, mean_of_groups
 from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"

@@ -23,9 +23,9 @@ from mapet_mm.evaluation.protocol import Evaluated, build_protocols, held_out
 from mapet_mm.evaluation.protocols import regression
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.evaluation.protocols.label_free import LabelFree
-from mapet_mm.evaluation.protocols.low_shot import LowShot
-from mapet_mm.evaluation.rows import Row, bootstrap, mean_of_groups, results_table
+from mapet_mm.evaluation.protocols.regression import LowShot
 from mapet_mm.evaluation.run import OpenBanks, Wish, choose_protocols, evaluate
+from mapet_mm.evaluation.tables import Row, bootstrap, mean_of_groups, results_table
 from mapet_mm.utils.errors import UserError
 
 
@@ -56,6 +56,8 @@ def test_declared_protocols_run_where_their_images_are(choose, capsys):
         choose(declared, names=["SegmentationByNeighbours"])
     with pytest.raises(UserError, match=r"no protocol suits these images \(train, val\)"):
         choose(declared[-1:])
+    with pytest.raises(UserError, match="NearestNeighbors: one of NearestNeighbours, LowShot"):
+        choose([dict(type="NearestNeighbors")])
 
 
 def test_all_adds_the_others_to_the_declared_protocols(choose):

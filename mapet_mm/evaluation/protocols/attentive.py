@@ -16,6 +16,8 @@ from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Row, at_edge
 from mapet_mm.evaluation.protocols.probes import StackedHeads, TrainedProbe
 
 HEAD_WIDTH = 64
+# CAPI's, of the weights and not of the biases; each is tried with each rate.
+DECAYS = (5e-4, 1e-3, 5e-2)
 
 
 class AttentiveHeads(StackedHeads):
@@ -69,13 +71,9 @@ class AttentiveProbe(TrainedProbe):
 
     Rates, decays, betas, batch and warm-up (a tenth of the steps) come from its `eval_classification.py`,
     which trains on crops drawn anew, for 12,500 steps of 8 GPUs; here features are taken once.
-
-    Args:
-        decays: of the weights, not of the biases, each tried with each rate.
     """
 
     rates: Sequence[float] = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-    decays: Sequence[float] = (5e-4, 1e-3, 5e-2)
     batch_size: int = 128
     least_steps: int = 2500
 
@@ -92,11 +90,11 @@ class AttentiveProbe(TrainedProbe):
         train, _, num_classes = self.labelled(evaluated)
         if train.grid == (0, 0):
             return []
-        settings = list(product(self.rates, self.decays))
+        settings = list(product(self.rates, DECAYS))
         stack = AttentiveHeads(train.dim, num_classes, *zip(*settings, strict=True)).to(evaluated.device)
         (top1,) = self.trained(evaluated, [stack])
         best = max(range(len(settings)), key=top1.__getitem__)  # of equals the first
         rate, decay = settings[best]
         scores = partial(self.scores, stack.only(best))
-        note = f"rate {rate:g}{at_edge(rate, self.rates)}, decay {decay:g}{at_edge(decay, self.decays)}"
+        note = f"rate {rate:g}{at_edge(rate, self.rates)}, decay {decay:g}{at_edge(decay, DECAYS)}"
         return self.rows_of(evaluated, "patch tokens, last layer", scores, note=note)

@@ -20,17 +20,15 @@ from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, R
 @PROTOCOLS.register_module()
 @dataclass(eq=False)
 class NearestNeighbours(Classification):
-    """Top-1 of the k most similar training images, which vote with `exp(cosine / temperature)`.
+    """Top-1 of the k most similar training images, which vote with `exp(cosine / 0.07)`.
 
     k, weights and temperature are DINO's (Caron et al., 2021), as is the class token, the first row.
 
     Args:
         k: neighbours that vote; all training images if there are fewer.
-        temperature: of the votes, above 0.
     """
 
     k: int = 20
-    temperature: float = 0.07
 
     name = "k-NN"
 
@@ -45,7 +43,7 @@ class NearestNeighbours(Classification):
         """The training images' votes for a set's images."""
         train, _, num_classes = self.labelled(evaluated)
         queries = comparable(features.pooled(setting).to(evaluated.device), setting)
-        return knn_votes(queries, voters(train, setting), num_classes, self.k, self.temperature)
+        return knn_votes(queries, voters(train, setting), num_classes, self.k)
 
 
 def voters(train: Features, setting: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""Linear probes of every layer and pooling, trained by SGD."""
+"""Linear classifiers of every layer and pooling, trained by SGD."""
 
 from __future__ import annotations
 
@@ -29,6 +29,53 @@ class Chosen:
     note: str  # the choice: 'rate 0.1'
 
 
+class LayerProbe(Classification):
+    """Classifiers of the last `layers` layers, all by default, each of one pooling.
+
+    Held-out images choose each classifier's setting, and the layer. Subclasses have `best_of_layer`.
+    """
+
+    layers = None
+
+    def best_of_layer(self, evaluated: Evaluated, layer: int) -> dict[str, Chosen]:
+        """A layer's classifiers, by pooling.
+
+        Args:
+            evaluated: features and images.
+            layer: its index among the features' layers.
+        """
+        raise NotImplementedError
+
+    def rows(self, evaluated: Evaluated) -> list[Row]:
+        """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
+        train = evaluated.features["train"]
+        num_last = self.layers or len(train.layers)
+        chosen: dict[str, list[Chosen]] = {pooling: [] for pooling in train.settings}
+        for layer in range(len(train.layers))[-num_last:]:
+            for pooling, classifier in self.best_of_layer(evaluated, layer).items():
+                chosen[pooling].append(classifier)
+        rows = []
+        for pooling, classifiers in chosen.items():
+            rows += self.rows_of_layers(evaluated, pooling, classifiers)
+        return rows
+
+    def rows_of_layers(self, evaluated: Evaluated, pooling: str, chosen: Sequence[Chosen]) -> list[Row]:
+        """Rows of the last layer, of the best one if there are several, and of each in detail.
+
+        The best layer is the one that classifies the held-out images best, of equals the first.
+        """
+        last = chosen[-1]
+        rows = self.rows_of(evaluated, f"{pooling}, last layer", last.scores, note=last.note)
+        if len(chosen) > 1:
+            best = max(chosen, key=lambda one: one.top1)
+            note = f"layer {best.layer}, {best.note}"
+            rows += self.rows_of(evaluated, f"{pooling}, best layer", best.scores, note=note)
+        for one in chosen:
+            setting = f"{pooling}, layer {one.layer}"
+            rows += self.rows_of(evaluated, setting, one.scores, note=one.note, detail=True)
+        return rows
+
+
 class LinearHeads(StackedHeads):
     """Linear classifiers of one pooling, which start alike whichever others are trained.
 
@@ -54,11 +101,11 @@ class LinearHeads(StackedHeads):
 
 @PROTOCOLS.register_module()
 @dataclass(eq=False)
-class LinearProbes(TrainedProbe):
+class LinearProbes(LayerProbe, TrainedProbe):
     """Linear classifiers of every layer and pooling, trained by SGD with rates swept as DINOv2 does.
 
-    One layer is trained at a time; held-out images choose each classifier's rate, and the layer. `Regression`
-    solves the same classifiers, for sets whose features fit into memory.
+    One layer is trained at a time. `Regression` solves the same classifiers, for sets whose features fit into
+    memory.
 
     Args:
         layers: number of last layers that are probed; all by default.
@@ -73,61 +120,25 @@ class LinearProbes(TrainedProbe):
         """SGD with momentum."""
         return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
 
-    def rows(self, evaluated: Evaluated) -> list[Row]:
-        """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
-        train = evaluated.features["train"]
-        chosen: dict[str, list[Chosen]] = {pooling: [] for pooling in train.settings}
-        for layer in probed_layers(train.layers, self.layers):
-            for pooling, head in self.best_heads(evaluated, layer).items():
-                chosen[pooling].append(head)
-        rows = []
-        for pooling, heads in chosen.items():
-            rows += rows_of_layers(self, evaluated, pooling, heads)
-        return rows
-
-    def best_heads(self, evaluated: Evaluated, layer: int) -> dict[str, Chosen]:
-        """Each pooling's head of a layer with the best rate on the held-out images, of equals the lowest."""
+    def best_of_layer(self, evaluated: Evaluated, layer: int) -> dict[str, Chosen]:
+        """Each pooling's head with the best rate on the held-out images, of equals the lowest."""
         train, _, num_classes = self.labelled(evaluated)
         # All poolings and rates are trained in one pass.
-        stacks = []
+        stacks = {}
         for pooling in train.settings:
             heads = LinearHeads(train.columns(pooling), num_classes, sorted(self.rates))
-            stacks.append(heads.to(evaluated.device))
-        top1 = self.trained(evaluated, stacks, layer)
+            stacks[pooling] = heads.to(evaluated.device)
+        top1 = self.trained(evaluated, list(stacks.values()), layer)
         best = {}
-        for pooling, stack, own in zip(train.settings, stacks, top1, strict=True):
-            best[pooling] = self.best_head(train.layers[layer], layer, stack, own)
+        for (pooling, stack), own in zip(stacks.items(), top1, strict=True):
+            index = max(range(len(stack)), key=own.__getitem__)
+            scores = partial(self.scores, stack.only(index), layer=layer)
+            best[pooling] = Chosen(train.layers[layer], own[index], scores, self.note(index, own))
         return best
 
-    def best_head(self, name: str, layer: int, stack: LinearHeads, top1: list[float]) -> Chosen:
-        """The best of one pooling's heads, which have the protocol's rates in rising order."""
-        best = max(range(len(stack)), key=top1.__getitem__)
-        rate = sorted(self.rates)[best]
-        note = f"rate {rate:g}{at_edge(rate, self.rates)}"
+    def note(self, index: int, top1: Sequence[float]) -> str:
+        """The rate that was chosen, by the figures of all, the lowest rate's first."""
+        rate = sorted(self.rates)[index]
         if len(self.rates) > 1 and len(set(top1)) == 1:
-            note = f"rate {rate:g}, all rates alike"
-        return Chosen(name, top1[best], partial(self.scores, stack.only(best), layer=layer), note)
-
-
-def probed_layers(names: Sequence[str], last: int | None) -> list[int]:
-    """Indices of the last layers that are probed; of all if `last` is None."""
-    return list(range(len(names)))[-(last or len(names)) :]
-
-
-def rows_of_layers(
-    protocol: Classification, evaluated: Evaluated, pooling: str, chosen: Sequence[Chosen]
-) -> list[Row]:
-    """Rows of the last layer, of the best one if there are several, and of each in detail.
-
-    The best layer is the one that classifies the held-out images best, of equals the first.
-    """
-    last = chosen[-1]
-    rows = protocol.rows_of(evaluated, f"{pooling}, last layer", last.scores, note=last.note)
-    if len(chosen) > 1:
-        best = max(chosen, key=lambda one: one.top1)
-        note = f"layer {best.layer}, {best.note}"
-        rows += protocol.rows_of(evaluated, f"{pooling}, best layer", best.scores, note=note)
-    for one in chosen:
-        setting = f"{pooling}, layer {one.layer}"
-        rows += protocol.rows_of(evaluated, setting, one.scores, note=one.note, detail=True)
-    return rows
+            return f"rate {rate:g}, all rates alike"
+        return f"rate {rate:g}{at_edge(rate, self.rates)}"

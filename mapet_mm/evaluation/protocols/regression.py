@@ -1,8 +1,8 @@
-"""Logistic regression of features, solved until it has converged: linear probes without SGD."""
+"""Logistic regression of features, solved until it has converged: on all labels, or on few."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, at_edge, held_out
-from mapet_mm.evaluation.protocols.linear import Chosen, probed_layers, rows_of_layers
+from mapet_mm.evaluation.protocols.linear import Chosen, LayerProbe
 
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
@@ -26,22 +26,11 @@ STRENGTHS = tuple(float(c) for c in 10 ** np.linspace(-6, 5, 8))  # CAPI's, of C
 # L-BFGS takes thousands of steps at large C; at its default of 1e-4, from a smaller C, it takes none.
 SOLVER = dict(solver="newton-cg", tol=1e-6, max_iter=1000)
 GIB = 2**30
+FEW = (1, 2, 5, 10)  # labels a class, where nobody names the protocol
 # Numbers that a step of the solver multiplies (rows x width x classes) up to which it takes seconds: for one
 # strength, and for a sweep, whose weakest regularisation needs far more steps (docs/evaluation.md).
 QUICK = 10**8
 QUICK_SWEEP = 5 * 10**6
-
-
-def regressions(
-    rows: Float[np.ndarray, "row dim"], labels: Int[np.ndarray, " row"], strengths: Sequence[float]
-) -> dict[float, LogisticRegression]:
-    """scikit-learn's logistic regression (L2) at each `C`, in rising order."""
-    # Imported here, because a backbone's user needs no scikit-learn.
-    from sklearn.linear_model import LogisticRegression
-
-    rows = rows.astype(np.float64)  # gradients of float32 do not get that small
-    found = tqdm(sorted(strengths), "logistic regression", unit="fit", delay=5)
-    return {strength: LogisticRegression(C=strength, **SOLVER).fit(rows, labels) for strength in found}
 
 
 def require_scikit_learn() -> None:
@@ -49,15 +38,26 @@ def require_scikit_learn() -> None:
     import sklearn  # noqa: F401
 
 
+def is_quick(train: Features, num_rows: int, limit: int) -> bool:
+    """True unless a regression of some rows multiplies more numbers in a step than the limit."""
+    columns = train.columns(train.settings[-1])
+    return num_rows * (columns.stop - columns.start) * num_classes_of(train) <= limit
+
+
 def num_classes_of(train: Features) -> int:
     """The number of classes, numbered from 0."""
     return int(train.labels.max()) + 1
 
 
-def is_quick(train: Features, num_rows: int, limit: int) -> bool:
-    """True unless a regression of some rows multiplies more numbers in a step than the limit."""
-    columns = train.columns(train.settings[-1])
-    return num_rows * (columns.stop - columns.start) * num_classes_of(train) <= limit
+def regression(
+    rows: Float[np.ndarray, "row dim"], labels: Int[np.ndarray, " row"], strength: float
+) -> LogisticRegression:
+    """scikit-learn's logistic regression (L2) at one `C`."""
+    # Imported here, because a backbone's user needs no scikit-learn.
+    from sklearn.linear_model import LogisticRegression
+
+    rows = rows.astype(np.float64)  # gradients of float32 do not get that small
+    return LogisticRegression(C=strength, **SOLVER).fit(rows, labels)
 
 
 def scores_of(
@@ -78,10 +78,10 @@ def scores_of(
 
 @PROTOCOLS.register_module()
 @dataclass(eq=False)
-class Regression(Classification):
+class Regression(LayerProbe):
     """Logistic regression of every layer and pooling on standardised features, solved at each strength.
 
-    Held-out images choose the strength, and the layer; the regression is then solved again with all images.
+    When held-out images have chosen the strength, the regression is solved again with all images.
     `LinearProbes` trains the same classifiers by SGD, on features of any size.
 
     Args:
@@ -116,16 +116,10 @@ class Regression(Classification):
         train = features["train"]
         return {"layers": 1} if is_quick(train, len(train), QUICK_SWEEP) else None
 
-    def rows(self, evaluated: Evaluated) -> list[Row]:
-        """Rows of the last layer and the best one, for each pooling; of all in detail."""
-        train = evaluated.features["train"]
-        rows = []
-        for pooling in train.settings:
-            chosen = []
-            for layer in probed_layers(train.layers, self.layers):
-                chosen.append(self.best_model(evaluated, pooling, layer))
-            rows += rows_of_layers(self, evaluated, pooling, chosen)
-        return rows
+    def best_of_layer(self, evaluated: Evaluated, layer: int) -> dict[str, Chosen]:
+        """Each pooling's regression."""
+        settings = evaluated.features["train"].settings
+        return {pooling: self.best_model(evaluated, pooling, layer) for pooling in settings}
 
     def best_model(self, evaluated: Evaluated, pooling: str, layer: int) -> Chosen:
         """The regression with the strength that classifies the held-out images best, of equals the least."""
@@ -137,10 +131,111 @@ class Regression(Classification):
         scaler = StandardScaler()
         rows = scaler.fit_transform(train.pooled(pooling, layer).numpy())
         # Choose on the held-out images, then learn from them, too.
-        models = regressions(rows[~chooses], labels[~chooses], self.strengths)
-        top1 = {strength: 100 * one.score(rows[chooses], labels[chooses]) for strength, one in models.items()}
+        top1 = {}
+        for strength in tqdm(sorted(self.strengths), "logistic regression", unit="fit", delay=5):
+            model = regression(rows[~chooses], labels[~chooses], strength)
+            top1[strength] = 100 * model.score(rows[chooses], labels[chooses])
         best = max(top1, key=top1.get)
-        model = regressions(rows, labels, [best])[best]
+        model = regression(rows, labels, best)
         scores = partial(scores_of, model, scaler, num_classes, pooling, layer=layer)
         note = f"C {best:.3g}{at_edge(best, self.strengths)}"
         return Chosen(train.layers[layer], top1[best], scores, note)
+
+
+@PROTOCOLS.register_module()
+@dataclass(eq=False)
+class LowShot(Classification):
+    """Logistic regression (scikit-learn's, L2, C = 1) on a few labelled images, of the last layer's features.
+
+    The features are class token and patch mean side by side, or the one that there is. They are standardised
+    by mean and deviation of all training images, which takes no labels.
+
+    Args:
+        shots: images of each class, or a share of the training images below 1.
+        draws: how often they are drawn; the row is the mean, with the standard deviation.
+    """
+
+    shots: Sequence[int | float] = (1, 2, 5, 10, 0.01, 0.1)
+    draws: int = 5
+
+    name = "logistic regression"
+
+    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
+        """Labels that do not suit; ImportError without scikit-learn."""
+        reason = super().unfit(images, features)
+        require_scikit_learn()
+        return reason
+
+    def takes(self, features: Mapping[str, Features]) -> Mapping[str, Any] | None:
+        """Ten labels a class at most; of many classes they take minutes."""
+        train = features["train"]
+        num_rows = max(FEW) * num_classes_of(train)
+        return {"shots": FEW} if is_quick(train, num_rows, QUICK) else None
+
+    def rows(self, evaluated: Evaluated) -> list[Row]:
+        """A row for each number of labels that every class has images enough for."""
+        train = evaluated.features["train"]
+        scaler = fitted_scaler(train)  # it passes over all features
+        rows = []
+        for share in self.shots:
+            scorers = self.scorers(evaluated, share, scaler)
+            shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
+            note = "one draw, of all images" if len(scorers) < self.draws else ""
+            if scorers:
+                rows += self.rows_of(evaluated, f"{train.settings[-1]}, {shown}", *scorers, note=note)
+        return rows
+
+    def scorers(
+        self, evaluated: Evaluated, share: int | float, scaler: StandardScaler
+    ) -> list[Callable[[Features], Tensor]]:
+        """The regression of each draw, as a function of a set's features that gives scores."""
+        train, _, num_classes = self.labelled(evaluated)
+        setting = train.settings[-1]
+        scorers = []
+        for images in self.drawn(train, share, num_classes):
+            rows = scaler.transform(train.pooled(setting, images=torch.from_numpy(images)).numpy())
+            model = regression(rows, train.labels[images].numpy(), strength=1.0)
+            scorers.append(partial(scores_of, model, scaler, num_classes, setting))
+        return scorers
+
+    def drawn(self, train: Features, share: int | float, num_classes: int) -> list[np.ndarray]:
+        """The images of each draw; none if a class has too few, or if the row would repeat `1 a class`."""
+        draws = []
+        for seed in range(self.draws):
+            images = draw(train.labels.numpy(), share, seed)
+            if images is None:
+                return []
+            draws.append(images)
+            if len(images) == len(train):  # all other draws are the same
+                break
+        one_per_class = share < 1 and draws and len(draws[0]) == num_classes
+        return [] if one_per_class and 1 in self.shots else draws
+
+
+def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
+    """Indices of images drawn from each class, in ascending order; None if a class has too few.
+
+    Args:
+        labels: class of each image.
+        share: images of each class, or below 1 the share of its images, at least one.
+        seed: of the draw.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = []
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        count = int(share) if share >= 1 else max(1, round(share * len(of_class)))
+        if count > len(of_class):
+            return None
+        chosen.append(rng.choice(of_class, count, replace=False))
+    return np.sort(np.concatenate(chosen))
+
+
+def fitted_scaler(train: Features) -> StandardScaler:
+    """Mean and deviation of the widest pooling of all training images."""
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler()
+    for _, values in train.blocks("pooled"):
+        scaler.partial_fit(values[:, train.columns(train.settings[-1])].numpy())
+    return scaler

@@ -65,15 +65,16 @@ def test_equals_a_naive_loop(monkeypatch):
 
 def test_the_grid_is_capis():
     probe = AttentiveProbe()
-    assert (len(probe.rates), max(probe.rates), probe.decays) == (10, 1e-2, (5e-4, 1e-3, 5e-2))
+    assert (len(probe.rates), max(probe.rates), attentive.DECAYS) == (10, 1e-2, (5e-4, 1e-3, 5e-2))
     optimizer = probe.optimizer([nn.Parameter(torch.zeros(1))], 1.0)
     assert isinstance(optimizer, torch.optim.AdamW)
     assert (optimizer.defaults["betas"], optimizer.defaults["weight_decay"]) == ((0.9, 0.95), 0.0)
 
 
-def test_one_row_of_the_best_setting_and_none_without_patches():
+def test_one_row_of_the_best_setting_and_none_without_patches(monkeypatch):
+    monkeypatch.setattr(attentive, "DECAYS", [0.01])
     evaluated = evaluated_clusters()
-    (row,) = AttentiveProbe(rates=[1e-9, 2e-2], decays=[0.01], least_steps=30, epochs=1).rows(evaluated)
+    (row,) = AttentiveProbe(rates=[1e-9, 2e-2], least_steps=30, epochs=1).rows(evaluated)
     assert row.value > 30
     assert row.note == "rate 0.02 (the highest of the grid), decay 0.01"
     evaluated.features["train"].grid = (0, 0)

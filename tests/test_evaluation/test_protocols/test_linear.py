@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from clustered_features import (
@@ -14,19 +13,16 @@ from clustered_features import (
     one_pooling,
     tenth_of_each_class,
 )
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torch.nn import functional as F
 
 from mapet_mm.evaluation import features
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
-from mapet_mm.evaluation.protocols import low_shot, probes, regression
-from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProbes, rows_of_layers
-from mapet_mm.evaluation.protocols.low_shot import LowShot
+from mapet_mm.evaluation.protocols import probes
+from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProbes
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
-from mapet_mm.evaluation.protocols.regression import STRENGTHS, Regression, regressions
+from mapet_mm.evaluation.protocols.regression import Regression
 
 
 @pytest.fixture(scope="module")
@@ -62,25 +58,6 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, monkeypatch):
         assert 30 < top1 < 99
 
 
-@pytest.mark.parametrize("pooling", ["class token", "both"])
-def test_a_solved_probe_equals_newtons_method(evaluated, pooling):
-    """At the strength that it chose on every tenth image of each class, fitted to all of them."""
-    train, val = evaluated.features["train"], evaluated.features["val"]
-    rows = {row.setting: row for row in Regression().rows(evaluated)}
-    scaler = StandardScaler().fit(known := train.pooled(pooling).double())
-    known, queries = (scaler.transform(one) for one in (known, val.pooled(pooling).double()))
-    own, top1 = tenth_of_each_class(train.labels).numpy(), {}
-    for strength in STRENGTHS:
-        model = LogisticRegression(C=strength, solver="newton-cholesky", tol=1e-10)
-        model.fit(known[~own], train.labels[~own])
-        top1[strength] = model.score(known[own], train.labels[own])
-    best = max(top1, key=top1.get)
-    model = LogisticRegression(C=best, solver="newton-cholesky", tol=1e-10).fit(known, train.labels)
-    row = rows[f"{pooling}, last layer"]
-    assert row.value == pytest.approx(100 * model.score(queries, val.labels), abs=0.3)
-    assert row.note.startswith(f"C {best:.3g}")
-
-
 @pytest.mark.parametrize(
     "protocol", [LinearProbes([0.01, 0.1], epochs=2, least_steps=2), Regression([0.01, 0.1])]
 )
@@ -108,7 +85,7 @@ def test_the_best_layer_is_the_one_that_classifies_the_held_out_images_best(eval
     chosen = [
         Chosen(layer, top1, lambda _, scores=scores: scores, f"rate {layer}") for layer, top1, scores in tried
     ]
-    last, best, *_ = rows_of_layers(LinearProbes(), evaluated, "mean", chosen)
+    last, best, *_ = LinearProbes().rows_of_layers(evaluated, "mean", chosen)
     assert (last.setting, last.value, last.note) == ("mean, last layer", 0, "rate output")
     assert (best.setting, best.value, best.note) == ("mean, best layer", 100, "layer 2, rate 2")
 
@@ -124,41 +101,6 @@ def test_of_layers_with_and_without_classes_the_best_has_them(evaluated, protoco
     rows = {row.setting: row for row in protocol.rows(as_evaluated(*banks))}
     assert rows["mean, best layer"].note.startswith("layer 2, ")
     assert rows["mean, best layer"].value > 2 * rows["mean, last layer"].value
-
-
-def test_a_regression_converges_at_each_strength(evaluated):
-    """Losses and predictions are Newton's; warm starts ended early at the largest."""
-    train = evaluated.features["train"]
-    rows = train.pooled("mean").numpy()
-    labels = train.labels.numpy()
-    assert len(STRENGTHS) == 8
-    for strength, model in regressions(rows, labels, STRENGTHS).items():
-        newton = LogisticRegression(C=strength, solver="newton-cholesky", tol=1e-12, max_iter=1000)
-        newton.fit(rows.astype(np.float64), labels)
-        losses = []
-        for one in (model, newton):
-            chances = one.predict_log_proba(rows)[np.arange(len(rows)), labels]
-            losses.append(-strength * chances.sum() + np.square(one.coef_).sum() / 2)
-        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-        assert (model.predict(rows) == newton.predict(rows)).mean() > 0.999
-
-
-def test_features_beyond_its_memory_are_refused_and_the_other_protocol_named(evaluated):
-    """600 images of 2 x 16 numbers."""
-    needed = 4 * 600 * 32 / 2**30
-    sets = (evaluated.images, evaluated.features)
-    assert Regression(memory=1.01 * needed).unfit(*sets) is None
-    assert "LinearProbes" in Regression(memory=0.99 * needed).unfit(*sets)
-
-
-def test_regressions_of_many_numbers_are_left_to_those_who_ask(evaluated, monkeypatch):
-    """600 images of 2 x 16 numbers and 5 classes; ten labels a class are 50 images."""
-    assert Regression().takes(evaluated.features) == {"layers": 1}
-    monkeypatch.setattr(regression, "QUICK_SWEEP", 600 * 32 * 5 - 1)
-    assert Regression().takes(evaluated.features) is None
-    assert LowShot().takes(evaluated.features) == {"shots": (1, 2, 5, 10)}
-    monkeypatch.setattr(low_shot, "QUICK", 50 * 32 * 5 - 1)
-    assert LowShot().takes(evaluated.features) is None
 
 
 @pytest.mark.parametrize(

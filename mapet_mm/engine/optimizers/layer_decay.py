@@ -10,7 +10,7 @@ from mapet_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 OPTIONS = ("layer_decay_rate", "custom_keys")
 # Not decayed, however many dimensions they have; the mask token is decayed.
-UNDECAYED = ("cls_token", "pos_embed", "bias")
+UNDECAYED = ("cls_token", "reg_token", "dist_token", "pos_embed", "bias")
 # Path components that data parallel, `torch.compile` and activation checkpointing add.
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 BACKBONE = "backbone."
@@ -22,8 +22,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     The backbone has D depths: the patch embedding is 0, layer i is i + 1, and all after the layers is D - 1.
     The learning rate at depth d is multiplied by `layer_decay_rate ** (D - 1 - d)`; everything outside the
-    backbone has the full rate. Norm layers, biases and all parameters of one dimension are not decayed. The
-    backbone may be anywhere in the model and, like its parts, inside wrappers. (MMPretrain's constructor
+    backbone has the full rate. Norm layers, biases, class token, registers, positions and all parameters of one
+    dimension are not decayed. The backbone may be anywhere in the model and, like its parts, inside wrappers. (MMPretrain's constructor
     needs `model.get_layer_depth`, MMSegmentation's a backbone of certain names.)
 
     Args:

@@ -202,6 +202,37 @@ def test_only_matrices_are_decayed_and_no_class_token_or_position_embedding(name
         assert options[parameter][1] == (0 if spared else DECAY), parameter
 
 
+SMALL = dict(embed_dim=16, depth=2, num_heads=2, patch_size=4, img_size=16)
+TOKENS = {
+    "registers": (
+        dict(type="mapet_mm.TIMMViT", model_name="vit_small_patch14_reg4_dinov2", **SMALL),
+        {"timm_model.cls_token", "timm_model.reg_token", "timm_model.pos_embed"},
+    ),
+    "registers, pre-training": (
+        dict(
+            type="mapet_mm.MaPeTPretrainTIMM", model_name="vit_small_patch16_dinov3", cutting_point=6, **SMALL
+        ),
+        {"timm_model.cls_token", "timm_model.reg_token"},
+    ),
+    "distillation": (
+        dict(type="mmpretrain.DistilledVisionTransformer", arch=ARCH, img_size=16, patch_size=4),
+        {"cls_token", "dist_token", "pos_embed"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+def test_no_token_is_decayed_but_the_mask_token(kind):
+    """Registers and DeiT's token are as the class token is: added to every image."""
+    backbone, expected = TOKENS[kind]
+    vit = MODELS.build(backbone)
+    options = options_by_name(nn.ModuleDict(dict(backbone=vit)), None)
+    spared = {name for name, p in vit.named_parameters() if p.ndim > 1 and not options[f"backbone.{name}"][1]}
+    assert spared == expected
+    if hasattr(vit, "mask_token"):
+        assert options["backbone.mask_token"][1] == DECAY
+
+
 def test_custom_keys_change_only_what_they_name(classifier):
     keys = {"layers.1": dict(lr_mult=0.1), "layers.1.ffn": dict(decay_mult=2.0), "head": dict(lr_mult=10)}
     options = options_by_name(classifier, dict(layer_decay_rate=RATE, custom_keys=keys))

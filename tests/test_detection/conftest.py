@@ -23,6 +23,7 @@ SHORT = {
     "train_cfg.max_epochs": 1,
     "train_cfg.val_interval": 2,
     "param_scheduler": None,
+    "auto_scale_lr": None,
     "model.backbone.init_cfg": None,
     "train_dataloader.batch_size": 2,
     **{f"{part}_dataloader.num_workers": 0 for part in ("train", "val", "test")},

@@ -22,9 +22,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     The backbone has D depths: the patch embedding is 0, layer i is i + 1, and all after the layers is D - 1.
     The learning rate at depth d is multiplied by `layer_decay_rate ** (D - 1 - d)`; everything outside the
-    backbone has the full rate. Norm layers, biases, class token, registers, positions and all parameters of one
-    dimension are not decayed. The backbone may be anywhere in the model and, like its parts, inside wrappers. (MMPretrain's constructor
-    needs `model.get_layer_depth`, MMSegmentation's a backbone of certain names.)
+    backbone has the full rate. Norm layers, biases, all parameters of one dimension, the class token,
+    registers and positions are not decayed. The backbone may be anywhere in the model and, like its parts,
+    inside wrappers. (MMPretrain's constructor needs `model.get_layer_depth`, MMSegmentation's a backbone of
+    certain names.)
 
     Args:
         optim_wrapper_cfg: as for MMEngine's constructor; `optimizer` has to give `lr` and `weight_decay`.

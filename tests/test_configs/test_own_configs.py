@@ -1,4 +1,4 @@
-"""The whole configs of the page "In your own configs" train as they stand, shrunk in size only."""
+"""The whole configs of two pages, of own configs and of MMSegmentation, train, shrunk in size only."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,7 @@ from mapet_mm.engine.runners.launch import configure_test, configure_training, l
 from mapet_mm.structures import TokenStore
 
 PAGE = (ROOT / "docs/own_configs.md").read_text()
+TEN_MINUTES = (ROOT / "docs/tutorials/mmsegmentation.md").read_text()
 ARCH = dict(_delete_=True, embed_dims=24, num_layers=12, num_heads=3, feedforward_channels=48)
 IMAGES = ["a.png", "b.png"]
 # The segmentor in small: of width 24, two steps on squares of 64 pixels.
@@ -42,7 +43,7 @@ SEGMENTOR = {
 @pytest.fixture
 def project(tmp_path, monkeypatch) -> Path:
     """A folder of a user's own, with the page's configs."""
-    for name, text in re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", PAGE, re.DOTALL):
+    for name, text in re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", PAGE + TEN_MINUTES, re.DOTALL):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -108,16 +109,42 @@ def test_the_segmentor_starts_from_a_pre_training_and_trains(project):
     assert 0 < change < 1e-3  # it began there, and learned at the first layer's rate
 
 
-@pytest.mark.parametrize("kind", ["dinov2 with registers", "dinov3", "eva02, swiglu"])
-def test_a_continued_vit_is_fine_tuned_on_own_masks_resumed_and_tested(project, kind):
-    (project / "RUN").mkdir()
-    start = save_run(kind, project / "RUN", depth=4)
+def write_own_masks() -> None:
+    """An image to train on and one to validate, with masks of three classes."""
     rng = np.random.default_rng(0)
     for part in ("train", "val"):
         labels = rng.integers(3, size=(90, 77), dtype=np.uint8)
         for path, pixels in ((f"images/{part}/a.jpg", 80 * labels), (f"masks/{part}/a.png", labels)):
-            (project / "data/mine" / path).parent.mkdir(parents=True)
-            Image.fromarray(pixels).save(project / "data/mine" / path)
+            Path("data/mine", path).parent.mkdir(parents=True)
+            Image.fromarray(pixels).save(Path("data/mine", path))
+
+
+def test_a_recipe_is_inherited_for_own_masks_and_prints_their_miou(project):
+    (project / "mapet_mm_configs").symlink_to(ROOT / "configs")
+    write_own_masks()
+    cfg = Config.fromfile("my_upernet.py")
+    assert cfg.model.backbone.init_cfg.checkpoint == "mapet://vit-base-kclip"
+    assert cfg.train_dataloader.dataset.pipeline[1].reduce_zero_label is False
+    of_segmentor = [key for key in SEGMENTOR if "neck.norm" not in key]
+    options = {key: SEGMENTOR[key] for key in of_segmentor}
+    options |= {
+        "model.backbone.arch": ARCH,
+        "model.backbone.img_size": 64,
+        "model.backbone.init_cfg": None,
+        "auto_scale_lr": None,
+        "model.auxiliary_head.norm_cfg.type": "BN",
+        "model.auxiliary_head.in_channels": 24,
+        "model.auxiliary_head.channels": 16,
+    }
+    folder = train("my_upernet.py", **options)
+    assert "mIoU" in next(folder.glob("*/*.log")).read_text()
+
+
+@pytest.mark.parametrize("kind", ["dinov2 with registers", "dinov3", "eva02, swiglu"])
+def test_a_continued_vit_is_fine_tuned_on_own_masks_resumed_and_tested(project, kind):
+    (project / "RUN").mkdir()
+    start = save_run(kind, project / "RUN", depth=4)
+    write_own_masks()
     options = {**SEGMENTOR, "model.backbone.out_indices": [0, 1, 2, 3]}
     folder = train("my_dino_segmentor.py", **options)
     weights = start.state_dict()

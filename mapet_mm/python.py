@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,21 +79,14 @@ def pretrain(images: str | os.PathLike, out: str | os.PathLike, **options: Any) 
         >>> run.verdict["sentence"]  # doctest: +SKIP
         'No gain seen over random weights (k-NN ...).'
     """
-    from mapet_mm.cli.pretrain import parse_args
+    from mapet_mm.cli.options import PretrainOptions
     from mapet_mm.cli.pretrain import pretrain as run_job
 
-    arguments = [os.fspath(images), "--out", os.fspath(out)]
-    for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            arguments.append(flag)
-        elif value is not None and value is not False:
-            arguments += [flag, str(value)]
-    try:
-        args = parse_args(arguments)
-    except SystemExit as error:  # argparse has said why
-        raise UserError(f"pretrain takes the options of `mapet-mm pretrain`, not {options}") from error
-    run_job(args)
+    known = [one.name for one in fields(PretrainOptions)]
+    for name in options:
+        if name not in known:
+            raise UserError(f"pretrain has no {name}=: its options are {', '.join(known)}")
+    run_job(PretrainOptions(images=images, out=out, **options))
     return Run(Path(out))
 
 
@@ -137,7 +130,7 @@ def evaluate(
 
     choose_device()
     loaded = load_model(os.fspath(model), _as_text(checkpoint))
-    level = None if class_level is None else level_of(str(class_level))
+    level = None if class_level is None else level_of(class_level)
     sources = dict(labels=_as_text(labels), class_level=level)
     if takes_other_classes(os.fspath(model), _as_text(data), **sources):
         loaded = replace(loaded, config=with_other_classes(loaded.config, Path(model), **sources))

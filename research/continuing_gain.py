@@ -26,7 +26,8 @@ from timm.data import create_transform, resolve_data_config
 from torch.nn import functional as F
 
 from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, write_config
-from mapet_mm.cli.pretrain import deciding_options, parse_args, prepare, pretrain
+from mapet_mm.cli.options import PretrainOptions
+from mapet_mm.cli.pretrain import parse_args, prepare, pretrain
 from mapet_mm.cli.verdict import TESTED, VOTING
 
 SIZES = dict(img_size=28, patch_size=4, embed_dim=96, depth=4, num_heads=3)
@@ -65,12 +66,12 @@ def write_clothes(folder: Path, source: Path, part: int) -> None:
             Image.fromarray(photographs.images[row]).save(folder / str(kind) / f"{row:05d}.png")
 
 
-def configure(args: argparse.Namespace, changes: dict[str, object], tokens: dict[str, object]) -> None:
+def configure(args: PretrainOptions, changes: dict[str, object], tokens: dict[str, object]) -> None:
     """Write the command's configs, with changes of both, unless they are there."""
     args.out.mkdir(parents=True, exist_ok=True)
     if (args.out / PRETRAINING).exists():
         return
-    prepare(args, deciding_options(args, args.epochs))
+    prepare(args, args.recorded())
     for name, changed in ((PRETRAINING, changes), (TOKENIZER, tokens)):
         cfg = Config.fromfile(args.out / name)
         cfg.merge_from_dict(changed)
@@ -84,7 +85,7 @@ def at_rate(rate: float) -> list[str]:
 
 def options(
     images: Path, run: Path, init: Path, tokenizer: str, epochs: int, rates: list[str]
-) -> argparse.Namespace:
+) -> PretrainOptions:
     """The command's options."""
     words = [str(images), "--out", str(run), "--init", str(init), "--tokenizer", tokenizer]
     return parse_args([*words, "--epochs", str(epochs), "--workers", "0", *rates])

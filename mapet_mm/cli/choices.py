@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.start_models import SIDE
 from mapet_mm.cli.starts import GRID, INIT, Start, take_start
 from mapet_mm.datasets.classes import classes_of
@@ -60,7 +60,7 @@ class Choices:
         return side_of(self.start)
 
 
-def choose(args: argparse.Namespace) -> Choices:
+def choose(args: PretrainOptions) -> Choices:
     """Count the images and decide; weights to start from become RUN/init.pth."""
     names, others = find_images(args.images)
     count = len(names)

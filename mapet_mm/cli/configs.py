@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from inspect import signature
@@ -14,6 +13,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mapet_mm.cli.choices import Choices
+from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.starts import INIT, Start
 from mapet_mm.cli.verdict import HELD_OUT, add_entries, write_lists
 from mapet_mm.utils.atomic_files import replace_file, replace_json
@@ -39,7 +39,7 @@ CONTINUING_DECAY = 0.75
 MAX_SKIPPED = 0.05  # share of the images that may be left out
 
 
-def write_configs(args: argparse.Namespace, choices: Choices) -> None:
+def write_configs(args: PretrainOptions, choices: Choices) -> None:
     """Write the list of images and the two configs into RUN; configs that exist are kept."""
     replace_file(args.out / IMAGES, "\n".join(choices.names).encode())
     print("\n".join(write_lists(args, choices.names)), flush=True)
@@ -123,18 +123,18 @@ def set_max_skipped(out: Path, share: float) -> None:
         write_config(out / TOKENIZER, cfg)
 
 
-def process_count(args: argparse.Namespace) -> int:
+def process_count(args: PretrainOptions) -> int:
     """Number of processes: as asked for, else one for each GPU."""
     return args.processes or max(1, torch.cuda.device_count())
 
 
-def images_config(args: argparse.Namespace, pipeline: list) -> dict[str, Any]:
+def images_config(args: PretrainOptions, pipeline: list) -> dict[str, Any]:
     """A dataset of the listed images."""
     folder = dict(data_prefix=str(args.images.absolute()), ann_file=IMAGES, with_label=False)
     return dict(type="mapet_mm.ImageFolder", **folder, pipeline=pipeline)
 
 
-def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
+def tokenizer_config(args: PretrainOptions, choices: Choices) -> Config:
     """Images -> codebook -> tokens; images that cannot be decoded are left out and listed in the store."""
     tokens = choices.tokens
     fit = choices.vocabulary
@@ -169,7 +169,7 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
     )
 
 
-def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
+def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     """Images and tokens -> pre-trained ViT: the package's recipe for this size with these images."""
     arch = choices.arch or "small"
     folder = PACKAGE / "configs" / args.method.replace("-", "_")
@@ -233,7 +233,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     return pretraining
 
 
-def learning_rates(args: argparse.Namespace, total: int, continues: bool) -> tuple[float, float]:
+def learning_rates(args: PretrainOptions, total: int, continues: bool) -> tuple[float, float]:
     """The highest rate and the layer decay: as asked for, else those that suit a step of `total` images."""
     # Both rates are meant for a number of images: Adam's goes with its square root.
     if continues:

@@ -8,124 +8,34 @@ can edit them and run the printed commands yourself, in RUN.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from mapet_mm.cli.options import EPOCHS, PretrainOptions
 from mapet_mm.cli.stages import Stage, claim, run_stages
-from mapet_mm.utils.commands import add_class_options, loading_call, tool_command
+from mapet_mm.utils.commands import loading_call, tool_command
 from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.utils.identity import (
     IDENTITY,
-    canonical,
     digest_of_file,
     file_digests,
     require_same_files,
     require_settings,
 )
+from mapet_mm.utils.options import parse_options
 from mapet_mm.utils.signals import listen
 
-ARCHS = ("tiny", "small", "base")
-METHODS = ("mapet", "visible-mim")
-# Options that may differ between two starts of one job, because they do not decide what a training computes.
-FREE_OPTIONS = ("out", "workers", "processes", "max_skipped", "retry_skipped")
-EPOCHS = 300
 
-
-def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="mapet-mm pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    workers = min(4, os.cpu_count() or 1)
-    add = parser.add_argument
-    add("images", type=Path, metavar="DIR", help="folder of images, searched recursively")
-    add("--out", type=Path, required=True, metavar="RUN", help="folder for everything that is made")
-    add("--arch", choices=ARCHS, help="size of the ViT (default: small, or that of --init)")
-    add(
-        "--method",
-        choices=METHODS,
-        default="mapet",
-        help="mapet (default), or visible-mim, an extension of it: the ViT sees half of the patches, a small "
-        "predictor the rest, and a step has a third of the arithmetic; docs/extensions.md says where it was "
-        "better and where not",
-    )
-    add(
-        "--init",
-        metavar="START",
-        help="continue a pre-trained ViT: `timm:NAME` (DINOv2, DINOv3, EVA-02, ...) or "
-        "`timm:local-dir:FOLDER`; `hf:NAME_OR_FOLDER` (ViT, Dinov2, Dinov2WithRegisters, DINOv3ViT); the RUN "
-        "of another pre-training; or a file of a plain ViT's weights (patches of 16: MAE, DeiT, ...)",
-    )
-    add(
-        "--tokenizer",
-        default="auto",
-        choices=("auto", "clip", "init", "random"),
-        help="whose features are clustered into tokens: `clip`, a CLIP ResNet's; `init`, the start's own; "
-        "`random`, a network's with random weights. auto (default): init with --init; without it clip if its "
-        "weights are there or can be downloaded, else random",
-    )
-    add(
-        "--epochs",
-        type=int,
-        help=f"passes over the images (default {EPOCHS}); with more of them, a RUN that has ended goes on",
-    )
-    add("--batch-size", type=int, default=64, help="images per step and process (default 64)")
-    add(
-        "--lr",
-        type=float,
-        metavar="RATE",
-        help="highest learning rate (default: for 64 images a step 3e-4 with --init, else 2.65e-4, and with "
-        "the square root of their number)",
-    )
-    add(
-        "--layer-decay",
-        type=float,
-        metavar="SHARE",
-        help="share that each layer's rate has of the next one's (default: 0.75 with --init, else 1)",
-    )
-    add("--workers", type=int, default=workers, help=f"processes that load images (default {workers})")
-    add("--processes", type=int, help="processes to train in (default: one for each GPU)")
-    add("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
-    add(
-        "--max-skipped",
-        type=float,
-        metavar="SHARE",
-        help="stop if more than this share of the images cannot be decoded (default 0.05); 1 trains with "
-        "whatever images are left",
-    )
-    add(
-        "--retry-skipped",
-        action="store_true",
-        help="try the images again that were left out, after you have repaired them",
-    )
-    add_class_options(parser, "for the verdict")
-    add("--no-verdict", action="store_true", help="train on all images, without a verdict at the end")
-    args = parser.parse_args(arguments)
-    if args.batch_size < 1 or (args.epochs is not None and args.epochs < 1):
-        parser.error("--epochs and --batch-size must be 1 or more")
-    if args.workers < 0:
-        parser.error("--workers must be 0 or more")
-    if args.processes is not None and args.processes < 1:
-        parser.error("--processes must be 1 or more")
-    if not 0 <= args.seed < 2**32:
-        parser.error("--seed must be from 0 to 4294967295")
-    if args.max_skipped is not None and not 0 <= args.max_skipped <= 1:
-        parser.error("--max-skipped must be between 0 and 1")
-    if args.lr is not None and args.lr <= 0:
-        parser.error("--lr must be above 0")
-    if args.layer_decay is not None and not 0 < args.layer_decay <= 1:
-        parser.error("--layer-decay must be above 0, and at most 1")
-    if args.tokenizer == "init" and not args.init:
-        parser.error("--tokenizer init needs --init START")
-    return args
+def parse_args(arguments: Sequence[str]) -> PretrainOptions:
+    """The options on a command line."""
+    return parse_options(PretrainOptions, arguments, "mapet-mm pretrain", __doc__)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -145,7 +55,7 @@ def stop(number: int, frame: FrameType | None) -> None:
     sys.exit(STOPPED)
 
 
-def pretrain(args: argparse.Namespace) -> None:
+def pretrain(args: PretrainOptions) -> None:
     """The whole job."""
     if not args.images.is_dir():
         raise UserError(f"{args.images} is not a folder of images")
@@ -164,9 +74,9 @@ def pretrain(args: argparse.Namespace) -> None:
     with held:  # also kept by the processes that it starts, until they have ended
         # More epochs than before are no other job: they lengthen the training that is there.
         earlier = recorded_options(args.out)
-        args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
+        args = replace(args, epochs=args.epochs or earlier.get("epochs", EPOCHS))
         epochs = min(args.epochs, earlier.get("epochs", args.epochs))
-        options = prepare(args, deciding_options(args, epochs))
+        options = prepare(args, replace(args, epochs=epochs).recorded())
         shared = share_batch(args.out, process_count(args))
         if shared:
             print(shared, flush=True)
@@ -180,23 +90,7 @@ def pretrain(args: argparse.Namespace) -> None:
     print(next_steps(args))
 
 
-def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
-    """The options that decide what is computed; a RUN keeps those of its first start."""
-    options = {name: value for name, value in vars(args).items() if name not in FREE_OPTIONS}
-    options["images"] = args.images.resolve()
-    options["epochs"] = epochs
-    if args.method == "mapet":  # which RUNs from before there was a choice do not name
-        del options["method"]
-    if args.class_level is None:  # likewise
-        del options["class_level"]
-    if args.init and not args.init.startswith(("timm:", "hf:")):
-        options["init"] = Path(args.init).resolve()
-    if args.labels:
-        options["labels"] = args.labels.resolve()
-    return canonical(options)
-
-
-def with_start(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+def with_start(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
     """The options with the identity of the weights to start from, once RUN has these.
 
     What lies in RUN counts; and the source, as long as it is there.
@@ -216,7 +110,7 @@ def with_start(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, A
     return {**options, "start": dict(weights=digest_of_file(args.out / INIT), source=source)}
 
 
-def with_files(args: argparse.Namespace, options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def with_files(args: PretrainOptions, options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The options with digests of 64 of the images, and of the labels: their identity, wherever they lie.
 
     Images and labels that are those of RUN's first start keep the path that they had then. A RUN from before
@@ -246,7 +140,7 @@ def with_files(args: argparse.Namespace, options: dict[str, Any], names: Sequenc
     return {**options, "files": files}
 
 
-def require_all(args: argparse.Namespace, names: Sequence[str]) -> None:
+def require_all(args: PretrainOptions, names: Sequence[str]) -> None:
     """Raise UserError unless a folder has all images of RUN, but for those that could not be decoded."""
     from mapet_mm.cli.configs import IMAGES, STORE
     from mapet_mm.structures import TokenStore
@@ -271,7 +165,7 @@ def recorded_options(out: Path) -> dict[str, Any]:
     return json.loads(identity.read_text()) if identity.exists() else {}
 
 
-def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
     """Decide, and write the configs into RUN; or keep those that are there, if they are of these options.
 
     Returns:
@@ -305,7 +199,7 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]
     return options
 
 
-def stages(args: argparse.Namespace) -> list[Stage]:
+def stages(args: PretrainOptions) -> list[Stage]:
     """The commands that run the configs in RUN, from there; each finds what it has done before.
 
     They name files by whole paths, so what the tools print is right from any folder.
@@ -368,7 +262,7 @@ def has_hugging_face(run: Path) -> bool:
     return exports is None or exports.hf is not None
 
 
-def next_steps(args: argparse.Namespace) -> str:
+def next_steps(args: PretrainOptions) -> str:
     """What to do with a RUN that has ended, by names that are right in the folder of the caller."""
     from mapet_mm.cli.verdict import HELD_OUT
     from mapet_mm.utils.run_folder import backbone_entry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from mmengine.config import Config
 
+from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.datasets.classes import classes_of, read_labels  # noqa: F401
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import draw_share, shuffled_classes
@@ -47,7 +47,7 @@ OTHER_VOTING = "verdict_train_other.txt"
 OTHER_TESTED = "verdict_val_other.txt"
 
 
-def write_lists(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
+def write_lists(args: PretrainOptions, names: Sequence[str]) -> list[str]:
     """Hold images out, write the lists of a verdict into RUN, and return the lines that say so."""
     if args.no_verdict:
         return ["verdict: none (--no-verdict)"]
@@ -80,7 +80,7 @@ def originals(names: Sequence[str], folder: Path, classes: Mapping[str, str] | N
     return {name: with_class_first[index] for name, index in zip(with_class_first, first, strict=True)}
 
 
-def require_same_classes(args: argparse.Namespace, recorded: Mapping[str, Any]) -> None:
+def require_same_classes(args: PretrainOptions, recorded: Mapping[str, Any]) -> None:
     """Raise UserError if a RUN is continued with or without classes, other than as it was made.
 
     Args:
@@ -187,7 +187,7 @@ def voting_images(names: Sequence[str], classes: Mapping[str, str], most: int, s
     return [name for *_, name in sorted(ranked)[:most]]
 
 
-def add_entries(cfg: Config, args: argparse.Namespace) -> Config:
+def add_entries(cfg: Config, args: PretrainOptions) -> Config:
     """Let a config train without the held-out images and validate on them, and name the verdict's images."""
     if not (args.out / HELD_OUT).exists():
         return cfg

@@ -162,10 +162,14 @@ def command_of(run: Path, full_paths: bool = False) -> str:
     shown = str if full_paths else last_part
     options = json.loads((run / IDENTITY).read_text())
     words = ["mapet-mm", "pretrain", shown(options.pop("images")), "--out", shown(str(run.absolute()))]
+    if options.get("class_level") == 0:
+        options["class_level"] = "none"
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(option)
+        elif isinstance(value, list):
+            words += [option, *map(str, value)]
         elif isinstance(value, str):
             words += [option, shown(value)]
         elif isinstance(value, int | float) and value is not False:

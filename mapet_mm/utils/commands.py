@@ -8,6 +8,7 @@ from pathlib import Path
 
 # Names the stage in the environment of the tools that `mapet-mm pretrain` runs.
 STAGE = "MAPET_MM_STAGE"
+CLASS_LEVEL_DEFAULT = "the first level with two or more folders besides train, val and test"
 # configs/ and tools/, in a wheel or a clone, where `mim` looks for them.
 PACKAGE = Path(__file__).parents[1] / ".mim"
 TOOLS = {
@@ -32,19 +33,19 @@ TOOLS = {
 def add_class_options(parser: argparse.ArgumentParser, what: str) -> None:
     """Add `--labels` and `--class-level`: where the classes of images are said."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--labels",
-        type=Path,
-        metavar="FILE",
-        help=f"classes {what}, in lines `name class`, with names relative to the folder of images",
-    )
-    group.add_argument(
-        "--class-level",
-        type=class_level,
-        metavar="N|none",
-        help=f"classes {what}: the folders at this level, 1 for those directly in the folder of images, or "
-        "none (default: the first level with two or more folders besides train, val and test)",
-    )
+    group.add_argument("--labels", type=Path, metavar="FILE", help=labels_words(what))
+    about = f"{class_level_words(what)} (default: {CLASS_LEVEL_DEFAULT})"
+    group.add_argument("--class-level", type=class_level, metavar="N|none", help=about)
+
+
+def labels_words(what: str) -> str:
+    """What `--labels` means."""
+    return f"classes {what}, in lines `name class`, with names relative to the folder of images"
+
+
+def class_level_words(what: str) -> str:
+    """What `--class-level` means."""
+    return f"classes {what}: the folders at this level, 1 for those directly in the folder of images, or none"
 
 
 def add_workers_option(parser: argparse.ArgumentParser) -> None:
@@ -64,11 +65,11 @@ def num_workers(text: str) -> int:
     return int(text)
 
 
-def class_level(text: str) -> int:
-    """A level of folders; 0 for `none`."""
-    level = 0 if text == "none" else int(text)
-    if level < 0 or text == "0":
-        raise ValueError(text)
+def class_level(value: str | int) -> int:
+    """A level of folders; 0, in Python, for `none`."""
+    level = 0 if value == "none" else int(value)
+    if level < 0 or value == "0":
+        raise ValueError(value)
     return level
 
 

@@ -1,8 +1,8 @@
 """What `mapet-mm pretrain` decides by itself, and what it refuses."""
 
-import argparse
 import json
 import os
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,12 +23,14 @@ from timm.data.constants import (
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, init_tokens, random_tokens, vocabulary
 from mapet_mm.cli.configs import IMAGES
+from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.run_report import method_words
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.cli.starts import Start, take_weights
 from mapet_mm.cli.verdict import HELD_OUT
 from mapet_mm.datasets import StoredImages
+from mapet_mm.interop.model_card import command_of
 from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import DATASETS, MODELS
@@ -64,7 +66,7 @@ def planned(monkeypatch) -> list[list[Stage]]:
     return plans
 
 
-def options(photographs: Path, *more: str) -> argparse.Namespace:
+def options(photographs: Path, *more: str) -> PretrainOptions:
     args = parse_args([str(photographs), "--out", str(photographs.parent / "run"), *more])
     args.out.mkdir(exist_ok=True)
     return args
@@ -166,6 +168,22 @@ def test_the_starts_tokens_cluster_the_features_of_its_weights(tmp_path):
 )
 def test_images_of_a_tokenizer_are_normalised_by_its_networks_numbers(tokens, published):
     assert np.allclose(np.divide(tokens.statistics, 255), published, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--class-level", "none", "--seed", "3", "--lr", "0.001"],
+        ["--class-level", "1", "--no-verdict", "--method", "visible-mim"],
+    ],
+)
+def test_the_command_that_a_run_shows_is_the_one_that_made_it(photographs, planned, words):
+    pretrain(options(photographs, "--arch", "tiny", *words))
+    run = photographs.parent / "run"
+    command = shlex.split(command_of(run, full_paths=True))
+    kept = json.loads((run / "identity.json").read_text())
+    del kept["files"]
+    assert parse_args([*command[2:], "--workers", "3"]).recorded() == kept
 
 
 def test_other_options_for_the_same_folder_are_refused(photographs, planned, monkeypatch):

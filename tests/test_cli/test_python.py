@@ -1,6 +1,7 @@
 """`mapet_mm.pretrain`, `evaluate` and `load`: the commands as functions."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,23 @@ def test_options_are_those_of_the_command(started, tmp_path):
     assert (args.batch_size, args.no_verdict, args.arch, args.retry_skipped) == (8, True, None, False)
     assert run.folder == tmp_path / "run"
     assert run.verdict is None
-    with pytest.raises(UserError, match="options"):
-        mapet_mm.pretrain(tmp_path, tmp_path / "run", epochs=0)
-    with pytest.raises(UserError, match="options"):
-        mapet_mm.pretrain(tmp_path, tmp_path / "run", length=3)
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(epochs=0), "--epochs must be 1 or more, not 0"),
+        (dict(epochs=2.5), "--epochs must be 1 or more, not 2.5"),
+        (dict(arch="huge"), "--arch must be tiny, small or base, not 'huge'"),
+        (dict(no_verdict="yes"), "--no-verdict must be True or False, not 'yes'"),
+        (dict(length=3), "pretrain has no length=: its options are images, out, arch, "),
+    ],
+)
+def test_options_that_the_command_refuses_are_refused_in_python(started, tmp_path, options, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        mapet_mm.pretrain(tmp_path, tmp_path / "run", **options)
+    assert not started
 
 
 @pytest.fixture

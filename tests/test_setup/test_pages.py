@@ -16,6 +16,8 @@ from mmpretrain.registry import MODELS
 from private_attributes import TEST_MODULES
 
 import mapet_mm
+from mapet_mm.cli.options import PretrainOptions
+from mapet_mm.utils.options import options_table
 
 RULE = re.compile(r"\|( *:?-+:? *\|)+")
 PAGES = [
@@ -124,6 +126,11 @@ def test_the_notebook_is_its_page():
     cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     calls = [re.findall(r"mapet_mm\.(\w+)\(", cell) for cell in cells]
     assert calls == [["pretrain"], [], ["load"], ["evaluate"]]
+
+
+def test_the_options_of_pretrain_are_those_of_the_command():
+    page = (ROOT / "docs/pretrain.md").read_text()
+    assert options_table(PretrainOptions) in page, "`python -m mapet_mm.cli.options` prints the table"
 
 
 def test_the_readmes_python_runs(monkeypatch):

@@ -1,0 +1,182 @@
+"""The options of `mapet-mm pretrain` and of `mapet_mm.pretrain`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from mapet_mm.utils.commands import CLASS_LEVEL_DEFAULT, class_level, class_level_words, labels_words
+from mapet_mm.utils.identity import canonical
+from mapet_mm.utils.options import (
+    FLAG,
+    PATH,
+    TEXT,
+    Kind,
+    Option,
+    OptionError,
+    Options,
+    number,
+    one_of,
+    options_table,
+    whole_number,
+)
+
+EPOCHS = 300
+COUNT = whole_number("1 or more", lambda count: count >= 1)
+CLASS_LEVEL = Kind(class_level, "a level of folders, 1 or more, or none", "N|none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions(Options):
+    """Everything that a pre-training can be told; each field says what it means."""
+
+    images: Annotated[
+        Path,
+        Option(
+            PATH, "folder of images, searched recursively", "", "DIR", is_positional=True, recorded="always"
+        ),
+    ]
+    out: Annotated[Path, Option(PATH, "folder for everything that is made", "", "RUN", recorded="never")]
+    arch: Annotated[
+        str | None,
+        Option(
+            one_of("tiny", "small", "base"),
+            "size of the ViT",
+            "small, or that of --init",
+            recorded="always",
+        ),
+    ] = None
+    method: Annotated[
+        str,
+        Option(
+            one_of("mapet", "visible-mim"),
+            "visible-mim is an extension: the ViT sees half of the patches, a small predictor the rest, and "
+            "a step has a third of the arithmetic; in small trials its frozen features were better than "
+            "MaPeT's, and on another domain worse than MIM's",
+        ),
+    ] = "mapet"
+    init: Annotated[
+        str | None,
+        Option(
+            TEXT,
+            "continue a pre-trained ViT: timm:NAME (DINOv2, DINOv3, EVA-02, ...) or timm:local-dir:FOLDER; "
+            "hf:NAME_OR_FOLDER (ViT, Dinov2, Dinov2WithRegisters, DINOv3ViT); the RUN of another "
+            "pre-training; or a file of a plain ViT's weights (patches of 16: MAE, DeiT, ...)",
+            "random weights",
+            "START",
+            recorded="always",
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str,
+        Option(
+            one_of("auto", "clip", "init", "random"),
+            "whose features are clustered into tokens: clip, a CLIP ResNet's; init, the start's own; random, "
+            "a network's with random weights",
+            "init with --init; else clip if its weights are there or can be downloaded, else random",
+            recorded="always",
+        ),
+    ] = "auto"
+    epochs: Annotated[
+        int | None,
+        Option(
+            COUNT,
+            "passes over the images; with more of them, a RUN that has ended goes on",
+            str(EPOCHS),
+            recorded="always",
+        ),
+    ] = None
+    batch_size: Annotated[int, Option(COUNT, "images per step and process", recorded="always")] = 64
+    lr: Annotated[
+        float | None,
+        Option(
+            number("above 0", lambda rate: rate > 0),
+            "highest learning rate",
+            "for 64 images a step 3e-4 with --init, else 2.65e-4, and with the square root of their number",
+            "RATE",
+            recorded="always",
+        ),
+    ] = None
+    layer_decay: Annotated[
+        float | None,
+        Option(
+            number("above 0, and at most 1", lambda share: 0 < share <= 1),
+            "share that each layer's rate has of the next one's",
+            "0.75 with --init, else 1",
+            "SHARE",
+            recorded="always",
+        ),
+    ] = None
+    workers: Annotated[
+        int,
+        Option(
+            whole_number("0 or more", lambda count: count >= 0),
+            "processes that load images",
+            "one a core, up to 4",
+            recorded="never",
+        ),
+    ] = min(4, os.cpu_count() or 1)
+    processes: Annotated[
+        int | None, Option(COUNT, "processes to train in", "one for each GPU", recorded="never")
+    ] = None
+    seed: Annotated[
+        int,
+        Option(
+            whole_number("from 0 to 4294967295", lambda seed: 0 <= seed < 2**32),
+            "seed of all random numbers",
+            recorded="always",
+        ),
+    ] = 0
+    max_skipped: Annotated[
+        float | None,
+        Option(
+            number("between 0 and 1", lambda share: 0 <= share <= 1),
+            "stop if more than this share of the images cannot be decoded; 1 trains with whatever is left",
+            "0.05",
+            "SHARE",
+            recorded="never",
+        ),
+    ] = None
+    retry_skipped: Annotated[
+        bool,
+        Option(
+            FLAG,
+            "try the images again that were left out, after you have repaired them",
+            recorded="never",
+        ),
+    ] = False
+    labels: Annotated[
+        Path | None, Option(PATH, labels_words("for the verdict"), "", "FILE", recorded="always")
+    ] = None
+    class_level: Annotated[
+        int | None,
+        Option(
+            CLASS_LEVEL,
+            class_level_words("for the verdict"),
+            CLASS_LEVEL_DEFAULT,
+        ),
+    ] = None
+    no_verdict: Annotated[
+        bool, Option(FLAG, "train on all images, without a verdict at the end", recorded="always")
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer == "init" and not self.init:
+            raise OptionError("--tokenizer init needs --init START")
+        if self.labels and self.class_level is not None:
+            raise OptionError("--labels and --class-level exclude each other")
+
+    def recorded(self) -> dict[str, Any]:
+        """Those that decide what is computed, with whole paths: a RUN keeps them from its first start on."""
+        kept = super().recorded()
+        kept["images"] = self.images.resolve()
+        if self.init and not self.init.startswith(("timm:", "hf:")):
+            kept["init"] = Path(self.init).resolve()
+        if self.labels:
+            kept["labels"] = self.labels.resolve()
+        return canonical(kept)
+
+
+if __name__ == "__main__":  # the table of docs/pretrain.md
+    print(options_table(PretrainOptions), end="")

@@ -174,7 +174,7 @@ def test_images_of_a_tokenizer_are_normalised_by_its_networks_numbers(tokens, pu
     "words",
     [
         ["--class-level", "none", "--seed", "3", "--lr", "0.001"],
-        ["--class-level", "1", "--no-verdict", "--method", "visible-mim"],
+        ["--no-verdict", "--method", "visible-mim"],
     ],
 )
 def test_the_command_that_a_run_shows_is_the_one_that_made_it(photographs, planned, words):

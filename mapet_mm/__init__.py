@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 # What is imported when it is first used, and from where.
 LAZY = {
+    "LoadPicture": "mapet_mm.datasets",
     "StoredImages": "mapet_mm.datasets",
     "TIMMViT": "mapet_mm.models",
     "evaluate": "mapet_mm.python",

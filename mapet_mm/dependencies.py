@@ -24,6 +24,9 @@ EXTRAS = {
     "scipy": "evaluation",
     "matplotlib": "report",
     "transformers": "hf",
+    "tifffile": "pictures",
+    "imagecodecs": "pictures",
+    "pydicom": "pictures",
 }
 
 # The distributions of each library by its import name, the maintained one first; the last is not required.

@@ -191,43 +191,43 @@ class PipelineTransform:
         from mmengine.registry import DefaultScope
 
         with DefaultScope.overwrite_default_scope("mmpretrain"):
-            self.load, *steps = config.test_dataloader.dataset.pipeline
-            self.load = Compose([self.load])
-            self.steps = Compose(steps)
+            self.load, *self.steps = Compose(config.test_dataloader.dataset.pipeline).transforms
         self.normalise = normalise
 
     def __call__(self, image: str | os.PathLike | Image.Image) -> Tensor:
         """The input `(3, H, W)` for an image."""
+        from mapet_mm.datasets.pictures import reads_photographs, require_kept
+
         if isinstance(image, str | os.PathLike):
-            results = self.load(dict(img_path=os.fspath(image)))
+            path = os.fspath(image)
+            if reads_photographs(self.load):
+                require_kept({path: path})
+            results = self.load(dict(img_path=path))
         else:
-            pixels = as_if_loaded(image)
+            pixels = as_if_loaded(image, self.load)
             results = dict(img=pixels, img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])
-        inputs = self.steps(results)["inputs"]
-        return self.normalise(inputs[None])[0]
+        for step in self.steps:
+            results = step(results)
+        return self.normalise(results["inputs"][None])[0]
 
 
-def as_if_loaded(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
-    """The pixels of a PIL image in BGR, as OpenMMLab loads them from its file.
-
-    An orientation in its EXIF data is applied, and 16 bits become the upper 8.
+def as_if_loaded(image: Image.Image, load: Callable[[dict], dict]) -> UInt8[np.ndarray, "height width band"]:
+    """The pixels of a PIL image, as a transform loads them from its file, turned as its EXIF data say.
 
     Raises:
-        UserError: values that a file could not give in 8 or 16 bits.
+        PictureError: more than 8 bits, and a transform that does not say what becomes of them.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
+
+    from mapet_mm.datasets import LoadPicture
+    from mapet_mm.datasets.pictures import Pixels
 
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith(("I", "F")):
-        values = np.asarray(image)
-        is_16_bit = values.dtype.kind in "iu" and values.min() >= 0 and values.max() < 2**16
-        if not is_16_bit:
-            raise UserError(
-                f"a PIL image of mode {image.mode} with values from {values.min()} to {values.max()}: give "
-                "one of 8 bits a channel"
-            )
-        image = Image.fromarray((values >> 8).astype(np.uint8))
-    return np.asarray(image.convert("RGB"))[:, :, ::-1].copy()
+    if not image.mode.startswith(("I", "F")):
+        image = image.convert("RGB")
+    if not isinstance(load, LoadPicture):
+        load = LoadPicture()
+    return load.mapped(load.taken(Pixels(np.atleast_3d(np.asarray(image)))))
 
 
 def _as_text(path: str | os.PathLike | None) -> str | None:

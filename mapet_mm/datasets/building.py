@@ -10,6 +10,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from mapet_mm.datasets.image_folder import is_of_system, note_other_rules
+from mapet_mm.datasets.pictures import reads_photographs, require_kept, spread
+from mapet_mm.datasets.pipelines import leaf_datasets
 from mapet_mm.registry import DATASETS
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.errors import UserError, listed
@@ -24,11 +26,23 @@ def build_dataset(config: Mapping[str, Any]) -> Dataset:
 
     Raises:
         DatasetError: there are no images, no list of them, or other class folders than the dataset's.
+        PictureError: images have more bits, bands or pages than its pipeline keeps.
     """
     with building(config):
         dataset = DATASETS.build(config)
     note_other_rules(dataset)
+    require_photographs(dataset)
     return dataset
+
+
+def require_photographs(dataset: Dataset) -> None:
+    """Raise PictureError if the images of a dataset are more than its reader of photographs keeps."""
+    for leaf in leaf_datasets(dataset):
+        steps = getattr(getattr(leaf, "pipeline", None), "transforms", ())
+        if steps and reads_photographs(steps[0]):
+            infos = [leaf.get_data_info(index) for index in spread(len(leaf))]
+            paths = [str(info.get("img_path")) for info in infos]
+            require_kept(dict(zip(paths, paths, strict=True)))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from mapet_mm.registry import DATASETS
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError, listed, printable
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".dcm")
 # What network storages, systems and tools leave beside images, apart from hidden files and folders.
 OF_SYSTEMS = {
     *("@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "lost.dir"),

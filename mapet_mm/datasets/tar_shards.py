@@ -7,6 +7,7 @@ import os
 import tarfile
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,7 @@ from mmpretrain.datasets import BaseDataset
 from tqdm import tqdm
 
 from mapet_mm.datasets.image_folder import EXTENSIONS, is_of_system
+from mapet_mm.datasets.pictures import require_kept
 from mapet_mm.registry import DATASETS, TRANSFORMS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
@@ -147,6 +149,7 @@ class LoadImageFromTar(LoadImageFromFile):
             results.update(find_image(results["img_path"], self.index_root))
         descriptor = open_file(results["shard"]).fileno()
         content = os.pread(descriptor, results["size"], results["offset"])
+        require_kept({results["img_path"]: BytesIO(content)})
         image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
         if image is None:
             raise UserError(f"image `{results['img_path']}` cannot be decoded: leave it out of its tar file")

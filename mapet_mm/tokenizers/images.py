@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from mapet_mm.datasets.building import build_dataset
+from mapet_mm.datasets.pictures import reads_photographs, require_kept
 from mapet_mm.datasets.pipelines import image_paths, label_of, path_of
 from mapet_mm.structures.names import relative_name, relative_names
 from mapet_mm.utils.atomic_files import replace_file
@@ -194,8 +195,13 @@ class ImageReader:
 
     def __call__(self, results: dict) -> dict:
         try:
-            return read_patiently(lambda: self.step(results))
+            return read_patiently(lambda: self._read(results))
         except Exception as error:  # of any decoder
             if is_of_storage(error):
                 raise UserError(storage_message(results.get("img_path"), error)) from error
             raise UndecodableError(reason_of(error)) from error
+
+    def _read(self, results: dict) -> dict:
+        if reads_photographs(self.step):
+            require_kept({results["img_path"]: results["img_path"]})
+        return self.step(results)

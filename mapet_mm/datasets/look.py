@@ -1,0 +1,228 @@
+"""What a network will see of a folder's images: said, or refused, before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+from mmengine.dataset import Compose
+from mmengine.registry import DefaultScope
+
+from mapet_mm.datasets.pictures import (
+    PHOTOGRAPHS,
+    Picture,
+    PictureError,
+    Reading,
+    look_at_path,
+    require_kept,
+    size_of,
+    spread,
+)
+from mapet_mm.datasets.transforms.load_picture import LoadPicture
+from mapet_mm.utils.config import type_name
+
+MOST_DECODED = 20  # of the images that are looked at
+VALUES = 10_000  # pixels of each of these
+# From here on a square is another picture than the photograph.
+SHRUNK = 4
+KEPT = 0.6
+ENLARGED = 1.5
+RESIZES = ("ResizeEdge", "Resize", "RandomResizedCrop")
+Sample = list[Shaped[np.ndarray, "pixel band"]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found.
+
+    Attributes:
+        load: config of the transform that reads the images.
+        num_bands: that it gives.
+        words: lines for the user, of what differs from photographs near the network's size.
+    """
+
+    load: dict[str, Any]
+    num_bands: int
+    words: list[str]
+
+
+def look(paths: Sequence[str], side: int, reading: Reading = PHOTOGRAPHS) -> Look:
+    """Look at 200 of the images, and decode 20 of those that are no photographs.
+
+    Args:
+        paths: of all images.
+        side: of the network's images in pixels.
+        reading: as asked for; its range may be two percentiles, `("1%", "99%")`.
+
+    Raises:
+        PictureError: information would be lost in silence, or the reading does not suit the images.
+    """
+    pictures = {paths[index]: look_at_path(paths[index]) for index in spread(len(paths))}
+    unusual = {path: picture for path, picture in pictures.items() if picture.kind != "photograph"}
+    decoded = list(unusual or pictures)
+    decoded = [decoded[index] for index in spread(len(decoded), MOST_DECODED)]
+    sizes = []
+    for path, picture in pictures.items():
+        with suppress(OSError):  # it is broken; the tokenizer names the image
+            sizes.append(size_of(path, picture))
+    try:
+        require_kept({path: path for path in pictures}, reading)
+    except PictureError as error:
+        sample = _sample(LoadPicture(), decoded)
+        raise PictureError(f"{error}; their values go {_values_words(sample)}") from error
+    if reading == PHOTOGRAPHS and not unusual:
+        return Look(dict(type="LoadImageFromFile"), 3, _size_words(sizes, side))
+
+    options: dict[str, Any] = dict(bands=reading.bands, page=reading.page)
+    if reading.page is None and max(picture.pages for picture in pictures.values()) == 1:
+        options["page"] = 0
+    sample = _sample(LoadPicture(**options), decoded)
+    options["range"] = _in_numbers(reading.range, sample)
+    LoadPicture(**options)(dict(img_path=decoded[0]))  # raises an error if the range does not suit it
+    defaults = dict(range=None, bands=None, page=0)
+    load = {name: options[name] for name in defaults if options[name] != defaults[name]}
+    words = _reading_words(list(pictures.values()), replace(reading, range=options["range"]), sample)
+    num_bands = len(reading.bands or (1, 2, 3))
+    return Look(dict(type="mapet_mm.LoadPicture", **load), num_bands, words + _size_words(sizes, side))
+
+
+def picture_pipeline(
+    steps: Sequence[Mapping[str, Any]], load: Mapping[str, Any], num_bands: int
+) -> list[dict[str, Any]]:
+    """The steps of a pipeline for photographs, for pictures that another transform loads."""
+    made = []
+    for step in map(dict, steps):
+        kind = type_name(step["type"])
+        if kind == "LoadImageFromFile":
+            step = dict(load)
+        elif kind in RESIZES and num_bands != 3:
+            step = dict(type="mapet_mm.EachBand", transforms=[step])
+        made.append(step)
+    return made
+
+
+def measured_statistics(
+    steps: Sequence[Mapping[str, Any]], paths: Sequence[str]
+) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each band of the squares of 200 images, from 0 to 255.
+
+    Args:
+        steps: of the pipeline that makes the squares.
+        paths: of all images. Those that cannot be decoded are passed over.
+    """
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        pipeline = Compose(list(steps))
+    means, squares = [], []
+    for index in spread(len(paths)):
+        try:
+            pixels = pipeline(dict(img_path=paths[index]))["img"].astype(np.float64)
+        except Exception:  # of any decoder; the tokenizer names the image
+            continue
+        means.append(pixels.mean(axis=(0, 1)))
+        squares.append((pixels**2).mean(axis=(0, 1)))
+    if not means:
+        raise PictureError("none of the images that were looked at can be decoded")
+    mean = np.mean(means, axis=0)
+    std = np.sqrt(np.maximum(np.mean(squares, axis=0) - mean**2, 1.0))
+    return mean.round(3).tolist(), std.round(3).tolist()
+
+
+def _sample(load: LoadPicture, paths: Sequence[str]) -> Sample:
+    """Some of the values of each image; those that cannot be decoded are passed over."""
+    sample = []
+    for path in paths:
+        try:
+            values = load.values(path).values
+        except (PictureError, ImportError):
+            raise
+        except Exception:  # of any decoder; the tokenizer names the image
+            continue
+        pixels = values.reshape(-1, values.shape[2])
+        sample.append(pixels[:: max(1, len(pixels) // VALUES)])
+    return sample
+
+
+def _joined(sample: Sample) -> Shaped[np.ndarray, "pixel band"]:
+    """The values of all images; as of one band, if some have more bands than others."""
+    if not sample:
+        raise PictureError("none of the images that were looked at can be decoded")
+    if len({values.shape[1] for values in sample}) > 1:
+        sample = [values.reshape(-1, 1) for values in sample]
+    return np.concatenate(sample)
+
+
+def _in_numbers(values: Any, sample: Sample) -> Any:
+    """A range with its percentiles replaced by the values that they are of a sample, for each band."""
+    if values is None or not isinstance(values[0], str):
+        return values
+    pixels = _joined(sample).astype(np.float64)
+    pixels = np.where(np.isfinite(pixels), pixels, np.nan)
+    lowest, highest = np.nanpercentile(pixels, [float(share.rstrip("%")) for share in values], axis=0)
+    pairs = [(_short(low), _short(high)) for low, high in zip(lowest, highest, strict=True)]
+    if any(low == high for low, high in pairs):
+        raise PictureError(f"--range {' '.join(values)}: a band has one value between them, {pairs}")
+    return pairs[0] if len(pairs) == 1 else tuple(pairs)
+
+
+def _short(value: float) -> float | int:
+    """A number of six digits at most."""
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _reading_words(pictures: Sequence[Picture], reading: Reading, sample: Sample) -> list[str]:
+    """Lines about depth, bands and pages."""
+    words = []
+    deep = [picture for picture in pictures if picture.is_deep]
+    if reading.range is not None:
+        pairs = np.atleast_2d(np.asarray(reading.range, np.float64))
+        shown = ", ".join(f"{low:,.6g} to {high:,.6g}" for low, high in pairs)
+        pixels = _joined(sample)
+        is_beyond = (pixels < pairs[:, 0]) | (pixels > pairs[:, 1])
+        depth = f"{deep[0].depth} in {len(deep)} of {len(pictures)} images looked at, " if deep else ""
+        words.append(
+            f"values: {depth}{_values_words(sample)}; {shown} become 0 to 255, "
+            f"{is_beyond.mean():.1%} are beyond"
+        )
+    elif deep:
+        words.append(f"values: {deep[0].depth}, mapped by each DICOM file's own window (another: --range)")
+    most_bands = max(picture.bands for picture in pictures)
+    most_pages = max(picture.pages for picture in pictures)
+    if most_pages > 1:
+        taken = "the pages are bands" if reading.page is None else f"page {reading.page} is taken"
+        words.append(f"pages: {most_pages}, {taken}")
+    if reading.bands is not None:
+        total = most_pages if reading.page is None and most_pages > 1 else most_bands
+        words.append(f"bands: {' '.join(map(str, reading.bands))} of {total}")
+    return words
+
+
+def _values_words(sample: Sample) -> str:
+    """'from 0 to 4,095 in 20 of them'."""
+    if not sample:
+        return "none of the images that were looked at can be decoded"
+    lowest = min(np.nanmin(values) for values in sample)
+    highest = max(np.nanmax(values) for values in sample)
+    return f"from {lowest:,.6g} to {highest:,.6g} in {len(sample)} of them"
+
+
+def _size_words(sizes: Sequence[tuple[int, int]], side: int) -> list[str]:
+    """A line if a square of the network's size is another picture than the image."""
+    if not sizes:
+        return []
+    width, height = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
+    kept = np.median([min(size) / max(size) for size in sizes])
+    scale = np.median([min(size) / side for size in sizes])
+    change = f"shrinks it {scale:.2g} times"
+    if scale < 1:
+        change = f"enlarges it {1 / scale:.2g} times"
+    if 1 / ENLARGED <= scale <= SHRUNK and kept >= KEPT:
+        return []
+    return [
+        f"sizes: {width:,} x {height:,} px (median); the square of {side} px keeps {kept:.0%} of it and "
+        f"{change}"
+    ]

@@ -1,0 +1,366 @@
+"""Pictures of any bit depth and number of bands: what a file holds, and what of it would be lost.
+
+OpenCV, which reads photographs for OpenMMLab, cuts 16 bits to the upper 8, and drops a fourth band and all
+pages but the first. TIFF is read by tifffile here and DICOM by pydicom, both of the extra `pictures`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import cv2
+import numpy as np
+from jaxtyping import Shaped, UInt8
+from mmcv.transforms import LoadImageFromFile
+from PIL import Image
+
+from mapet_mm.utils.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from tifffile import TiffFile, TiffPage
+
+PNG = b"\x89PNG"
+PNG_BANDS = {0: 1, 2: 3, 3: 3, 4: 1, 6: 3}  # by the colour type in the header, without alpha
+PNM = (b"P5", b"P6")
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+TIFF_BITS = 258  # the tag of bits per sample
+# Bands of what OpenCV reads as a photograph, by the TIFF's photometric interpretation.
+TIFF_COLOURS = {
+    "MINISBLACK": 1,
+    "MINISWHITE": 1,
+    "PALETTE": 1,
+    "RGB": 3,
+    "YCBCR": 3,
+    "CIELAB": 3,
+    "SEPARATED": 4,
+}
+EIGHT_BITS = np.dtype(np.uint8)
+DICOM = b"DICM"  # after 128 bytes of any content
+MASK_SHARE = 0.5  # of a band's values that are 0 or 255, from which on it is a mask
+MOST_NUMBERS = 6  # in a message
+LOOKED_AT = 200  # images of a data set, before anything is computed
+IN_CONFIGS = "`type='mapet_mm.LoadPicture'` takes the same options"
+
+
+class PictureError(UserError, ValueError):
+    """A picture that would not arrive as it is; the message says what would be lost, and what to do."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a file holds.
+
+    Attributes:
+        kind: "photograph" for what OpenCV reads without a loss, else "PNG", "PNM", "TIFF" or "DICOM".
+        dtype: of the values.
+        bands: how many, without alpha.
+        pages: of a TIFF, or frames of a DICOM file.
+        size: width and height in pixels; None for photographs, of which this is not read.
+    """
+
+    kind: str = "photograph"
+    dtype: np.dtype = EIGHT_BITS
+    bands: int = 3
+    pages: int = 1
+    size: tuple[int, int] | None = None
+
+    @property
+    def is_deep(self) -> bool:
+        """True if the values need a map to 8 bits."""
+        return self.dtype not in (np.uint8, np.bool_)
+
+    @property
+    def depth(self) -> str:
+        """'16 bits', or 'float32'."""
+        return str(self.dtype) if self.dtype.kind == "f" else f"{8 * self.dtype.itemsize} bits"
+
+
+class Pixels(NamedTuple):
+    """Values of a picture, with what its file says about them.
+
+    Args:
+        values: with the bands in the file's order.
+        window: the values that are black and white in a DICOM file; None if it does not say.
+        is_negative: True if the smallest value is white.
+    """
+
+    values: Shaped[np.ndarray, "height width band"]
+    window: tuple[float, float] | None = None
+    is_negative: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How pictures are read: the options `--range`, `--bands` and `--page`.
+
+    Attributes:
+        range: the values that become 0 and 255, or a pair of them for each band.
+        bands: that are taken, from 1; None for all, of which a network takes one or three.
+        page: that is taken, from 0; None where there is to be one, or where pages of one band are the bands.
+    """
+
+    range: Sequence[Any] | None = None
+    bands: Sequence[int] | None = None
+    page: int | None = None
+
+    def losses(self, picture: Picture) -> list[str]:
+        """What of a picture would be lost in silence, each with the option that prevents it."""
+        lost = []
+        if picture.kind == "DICOM" and self == PHOTOGRAPHS:
+            lost.append("DICOM, of which a reader has to know the values (--range LOW HIGH)")
+        elif picture.is_deep and self.range is None and picture.kind != "DICOM":
+            lost.append(depth_loss(picture))
+        if picture.pages > 1 and self.page is None:
+            is_band = picture.bands == 1
+            as_bands = f"; or, if they are bands, --bands {numbers(picture.pages)}" if is_band else ""
+            if not (is_band and self.bands):
+                lost.append(f"{picture.pages} pages, of which one is taken (--page N, from 0{as_bands})")
+        if picture.bands not in (1, 3) and not self.bands:
+            bands = numbers(picture.bands)
+            lost.append(f"{picture.bands} bands, where a photograph has 3 (those to take: --bands {bands})")
+        return lost
+
+
+PHOTOGRAPHS = Reading()  # as OpenMMLab's loaders read them
+
+
+def depth_loss(picture: Picture) -> str:
+    """What 8 bits would lose of a picture's values, with the remedy."""
+    return (
+        f"values of {picture.depth}, where a photograph has 8 bits (those that become 0 and 255: "
+        "--range LOW HIGH, or percentiles: --range 1% 99%)"
+    )
+
+
+def numbers(count: int) -> str:
+    """'1 2 3 4'."""
+    listed = [str(number) for number in range(1, count + 1)]
+    return " ".join(listed if count <= MOST_NUMBERS else [*listed[:3], "...", listed[-1]])
+
+
+def reads_photographs(step: Any) -> bool:
+    """True for a pipeline's step that reads three bands of 8 bits, whatever a file holds."""
+    return type(step) is LoadImageFromFile and step.color_type == "color"
+
+
+def require_kept(files: Mapping[str, BinaryIO | str], reading: Reading = PHOTOGRAPHS) -> None:
+    """Raise PictureError if information of some pictures would be lost in silence.
+
+    Args:
+        files: open files or paths, by their names. Those that are elsewhere than on a disk are not looked at.
+        reading: how they are to be read.
+    """
+    lost = {}
+    for name, file in files.items():
+        losses = reading.losses(look_at_path(file) if isinstance(file, str) else look_at(file))
+        if losses:
+            lost[name] = "; ".join(losses)
+    if lost:
+        first = next(iter(lost))
+        count = f"{len(lost)} of {len(files)} images looked at, such as " if len(files) > 1 else ""
+        raise PictureError(f"{count}`{printable(first)}`: {lost[first]}; in configs {IN_CONFIGS}")
+
+
+def look_at_path(path: str) -> Picture:
+    """What the file at a path holds; a photograph, if that is elsewhere than on a disk."""
+    if not os.path.isfile(path):
+        return Picture()
+    with open(path, "rb") as file:
+        return look_at(file)
+
+
+def size_of(path: str, picture: Picture) -> tuple[int, int]:
+    """Width and height of a picture in pixels; OSError if its file is broken."""
+    if picture.size:
+        return picture.size
+    with Image.open(path) as image:
+        return image.size
+
+
+def spread(count: int, most: int = LOOKED_AT) -> list[int]:
+    """At most so many indices below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+
+
+def look_at(file: BinaryIO) -> Picture:
+    """What an open file holds, by its header. What is broken counts as a photograph: its decoder says why.
+
+    Raises:
+        ImportError: a file that only the extra `pictures` reads.
+    """
+    head = file.read(132)
+    file.seek(0)
+    try:
+        if head[128:] == DICOM:  # the bytes before may be a TIFF's
+            return _look_at_dicom(file)
+        if head.startswith(PNG):
+            return _look_at_png(head)
+        if head.startswith(PNM):
+            return _look_at_pnm(head)
+        if head.startswith(TIFF):
+            return _look_at_tiff(file)
+    except ImportError:
+        raise
+    except Exception:  # of any library
+        pass
+    finally:
+        file.seek(0)
+    return Picture()
+
+
+def read_pixels(content: bytes, picture: Picture, page: int | None) -> Pixels:
+    """The values of a picture.
+
+    Args:
+        content: of its file.
+        picture: what `look_at` says of it.
+        page: see `Reading`.
+
+    Raises:
+        PictureError: no such page, or a file that cannot be decoded.
+    """
+    if page is not None and not 0 <= page < picture.pages:
+        raise PictureError(f"--page {page}: there are pages 0 to {picture.pages - 1}")
+    if picture.kind == "TIFF":
+        return _read_tiff(content, page)
+    if picture.kind == "DICOM":
+        return _read_dicom(content, picture, page)
+    is_photograph = picture.kind == "photograph"
+    flags = cv2.IMREAD_COLOR if is_photograph else cv2.IMREAD_UNCHANGED
+    values = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
+    if values is None:
+        raise PictureError(f"OpenCV cannot decode the {picture.kind}")
+    # Blue is OpenCV's first band, and alpha its fourth.
+    return Pixels(np.atleast_3d(values)[:, :, 2::-1][:, :, : picture.bands])
+
+
+def to_8_bits(
+    values: Shaped[np.ndarray, "height width"], low: float, high: float
+) -> UInt8[np.ndarray, "height width"]:
+    """One band with `low` and what is below it as 0, `high` and what is above as 255, rounded between them.
+
+    NaN becomes 0.
+    """
+    levels = np.subtract(values, low, dtype=np.float64)
+    levels /= high - low
+    levels *= 255
+    return np.nan_to_num(levels.clip(0, 255)).round().astype(np.uint8)
+
+
+def _look_at_png(head: bytes) -> Picture:
+    width, height = int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+    bits, colour = head[24], head[25]
+    if bits <= 8:
+        return Picture()
+    return Picture("PNG", np.dtype(np.uint16), PNG_BANDS[colour], size=(width, height))
+
+
+def _look_at_pnm(head: bytes) -> Picture:
+    """A portable grey or colour map; its header has width, height and the largest value."""
+    words = re.sub(rb"#.*", b"", head).split()
+    width, height, largest = map(int, words[1:4])
+    if largest < 256:
+        return Picture()
+    return Picture("PNM", np.dtype(np.uint16), 1 if words[0] == b"P5" else 3, size=(width, height))
+
+
+def _look_at_tiff(file: BinaryIO) -> Picture:
+    try:
+        from tifffile import TiffFile
+    except ImportError:
+        if _is_plain_tiff(file):
+            return Picture()
+        raise
+    with TiffFile(file) as tiff:
+        pages = _pages_of(tiff)
+        first = pages[0]
+        size = first.imagewidth, first.imagelength
+        picture = Picture("TIFF", first.dtype, first.samplesperpixel, len(pages), size)
+        is_photograph = not picture.is_deep and len(pages) == 1 and _has_colours(first)
+        return Picture() if is_photograph else picture
+
+
+def _is_plain_tiff(file: BinaryIO) -> bool:
+    """True if Pillow says of a TIFF that OpenCV loses nothing of it."""
+    with Image.open(file) as image:
+        bits = set(image.tag_v2.get(TIFF_BITS, (1,)))
+        return image.mode in ("1", "L", "P", "RGB", "CMYK") and image.n_frames == 1 and bits <= {1, 8}
+
+
+def _has_colours(page: TiffPage) -> bool:
+    """True if the bands of a page are the colours of a photograph, perhaps with alpha."""
+    num_colours = TIFF_COLOURS.get(page.photometric.name)
+    if page.samplesperpixel == num_colours:
+        return True
+    if page.samplesperpixel - 1 != num_colours or len(page.extrasamples) != 1 or not page.extrasamples[0]:
+        return False
+    # Programs for measurements call their fourth band alpha, too. A mask has few values besides 0 and 255.
+    alpha = _values_of(page)[:, :, -1]
+    return np.isin(alpha, (0, 255)).mean() >= MASK_SHARE
+
+
+def _pages_of(tiff: TiffFile) -> list[TiffPage]:
+    """The pages without thumbnails and smaller copies."""
+    return [page for page in tiff.pages if not page.is_reduced] or [tiff.pages[0]]
+
+
+def _values_of(page: TiffPage) -> Shaped[np.ndarray, "height width band"]:
+    try:
+        values = page.asarray()
+    except ValueError as error:
+        if "imagecodecs" in str(error):
+            raise ImportError(f"this TIFF is compressed: {error}", name="imagecodecs") from error
+        raise
+    if page.axes == "SYX":
+        return np.moveaxis(values, 0, 2)
+    if page.axes not in ("YX", "YXS"):
+        raise PictureError(f"a TIFF's page with axes {page.axes} is not one picture")
+    return np.atleast_3d(values)
+
+
+def _read_tiff(content: bytes, page: int | None) -> Pixels:
+    from tifffile import TiffFile
+
+    with TiffFile(BytesIO(content)) as tiff:
+        pages = _pages_of(tiff)
+        if page is not None:
+            pages = [pages[page]]
+        values = np.concatenate([_values_of(one) for one in pages], axis=2)
+        return Pixels(values, is_negative=pages[0].photometric.name == "MINISWHITE")
+
+
+def _look_at_dicom(file: BinaryIO) -> Picture:
+    from pydicom import dcmread
+
+    header = dcmread(file, stop_before_pixels=True)
+    dtype = np.dtype(f"u{header.BitsAllocated // 8}")
+    num_frames = int(header.get("NumberOfFrames") or 1)
+    return Picture("DICOM", dtype, header.SamplesPerPixel, num_frames, (header.Columns, header.Rows))
+
+
+def _read_dicom(content: bytes, picture: Picture, page: int | None) -> Pixels:
+    from pydicom import dcmread
+    from pydicom.pixels import apply_rescale, pixel_array
+
+    dataset = dcmread(BytesIO(content))
+    if picture.pages == 1 or page is not None:
+        values = np.atleast_3d(apply_rescale(pixel_array(dataset, index=page or 0), dataset))
+    else:
+        values = np.moveaxis(apply_rescale(pixel_array(dataset), dataset), 0, 2)
+    return Pixels(values, _window_of(dataset), dataset.PhotometricInterpretation == "MONOCHROME1")
+
+
+def _window_of(dataset: Any) -> tuple[float, float] | None:
+    """The values that a DICOM file's first window shows as black and white; None without one."""
+    center, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
+    if center in (None, "") or width in (None, ""):
+        return None
+    center, width = float(np.atleast_1d(center)[0]), float(np.atleast_1d(width)[0])
+    if width <= 1:
+        return None
+    return center - width / 2, center + width / 2 - 1  # DICOM PS3.3, C.11.2.1.2.1

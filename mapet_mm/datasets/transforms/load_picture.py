@@ -1,0 +1,154 @@
+"""Pipeline steps for pictures of any bit depth and number of bands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from mmcv.transforms import BaseTransform, LoadImageFromFile
+from mmengine import fileio
+from mmengine.dataset import Compose
+
+from mapet_mm.datasets.pictures import (
+    Picture,
+    PictureError,
+    Pixels,
+    depth_loss,
+    look_at,
+    read_pixels,
+    to_8_bits,
+)
+from mapet_mm.registry import TRANSFORMS
+
+
+@TRANSFORMS.register_module()
+class LoadPicture(LoadImageFromFile):
+    """Load a picture of any bit depth and number of bands as uint8 `(H, W, N)`, by a stated map.
+
+    Reads what OpenCV reads, TIFF of all kinds and DICOM. A photograph without `range` and `bands` comes as
+    `LoadImageFromFile` gives it. Three bands come in OpenMMLab's order, blue first, other numbers in that of
+    `bands`. The values of a DICOM file are rescaled as it says, and without `range` mapped by its own window.
+
+    Args:
+        range: `(low, high)`, the values that become 0 and 255, or such a pair for each band. Values between
+            them are mapped linearly and rounded, values beyond them are cut, NaN becomes 0. Needed for
+            anything but 8 bits; pictures of 8 bits stay as they are if `high` is above 255.
+        bands: that are taken, in this order, from 1. None: all; a grey picture becomes three equal bands, as
+            OpenMMLab reads it.
+        page: of a file with several, from 0. None: pages of one band each are taken as bands.
+        **kwargs: arguments of `LoadImageFromFile`.
+
+    Raises:
+        PictureError: no such band or page, or values of more than 8 bits without a range.
+        ImportError: a TIFF or DICOM file that needs the extra `pictures`.
+
+    Examples:
+        >>> load = LoadPicture(range=(0, 510), bands=(1,))
+        >>> load.mapped(Pixels(np.array([[[0], [255], [510]]], np.uint16)))[0, :, 0].tolist()
+        [0, 128, 255]
+    """
+
+    def __init__(
+        self,
+        range: Sequence[Any] | None = None,
+        bands: Sequence[int] | None = None,
+        page: int | None = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pairs = None
+        if range is not None:
+            pairs = np.atleast_2d(np.asarray(range, np.float64))
+            if pairs.shape[1:] != (2,) or not (pairs[:, 0] < pairs[:, 1]).all():
+                raise PictureError(
+                    f"range={range}: give (low, high) with low < high, or such a pair per band"
+                )
+            self.pairs = pairs.tolist()
+        self.bands = None if bands is None else list(bands)
+        self.page = page
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Add `img`, `img_shape` and `ori_shape`."""
+        content = fileio.get(results["img_path"], backend_args=self.backend_args)
+        picture = look_at(BytesIO(content))
+        is_photograph = picture.kind == "photograph"
+        if is_photograph and self.pairs is None and self.bands is None and not self.page:
+            return super().transform(results)
+        image = self.mapped(self.taken(read_pixels(content, picture, self.page)))
+        results["img"] = image.astype(np.float32) if self.to_float32 else image
+        results["img_shape"] = image.shape[:2]
+        results["ori_shape"] = image.shape[:2]
+        return results
+
+    def values(self, path: str) -> Pixels:
+        """The values of the bands that are taken, before their map to 8 bits."""
+        content = fileio.get(path, backend_args=self.backend_args)
+        return self.taken(read_pixels(content, look_at(BytesIO(content)), self.page))
+
+    def taken(self, pixels: Pixels) -> Pixels:
+        """The values of the bands that are taken."""
+        if self.bands is None:
+            return pixels
+        num_bands = pixels.values.shape[2]
+        wrong = [band for band in self.bands if not 1 <= band <= num_bands]
+        if wrong:
+            raise PictureError(f"--bands {wrong[0]}: there are bands 1 to {num_bands}")
+        indices = [band - 1 for band in self.bands]
+        return pixels._replace(values=pixels.values[:, :, indices])
+
+    def mapped(self, pixels: Pixels) -> UInt8[np.ndarray, "height width band"]:
+        """The picture in 8 bits, of the bands that are taken."""
+        values = pixels.values
+        levels = [to_8_bits(band, *pair) for band, pair in self._with_pairs(values, pixels.window)]
+        if self.bands is None and len(levels) == 1:
+            levels *= 3
+        if len(levels) == 3:
+            levels.reverse()
+        image = np.stack(levels, axis=2)
+        return 255 - image if pixels.is_negative else image
+
+    def _with_pairs(self, values: np.ndarray, window: tuple[float, float] | None) -> list[tuple]:
+        """Each band with the values that become 0 and 255."""
+        bands = list(np.moveaxis(values, 2, 0))
+        picture = Picture(dtype=values.dtype)
+        pairs = self.pairs or [window or (0, 255)]
+        if values.dtype == np.bool_:
+            pairs = [(0, 1)]
+        elif picture.is_deep and not (self.pairs or window):
+            raise PictureError(depth_loss(picture))
+        elif not picture.is_deep and max(high for _, high in pairs) > 255:
+            pairs = [(0, 255)]
+        if len(pairs) == 1:
+            pairs = pairs * len(bands)
+        if len(pairs) != len(bands):
+            raise PictureError(f"{len(bands)} bands with {len(pairs)} pairs of values in the range")
+        return list(zip(bands, pairs, strict=True))
+
+
+@TRANSFORMS.register_module()
+class EachBand(BaseTransform):
+    """Apply transforms to the bands of a picture one by one, and put them together again.
+
+    For those that take grey or RGB only: Pillow's resizing takes a fourth band for alpha, which blackens the
+    others where it is 0, and refuses two or five. Transforms that draw random numbers would draw for each.
+
+    Args:
+        transforms: configs of the transforms.
+
+    Examples:
+        >>> resize = dict(type="Resize", scale=(4, 4), backend="pillow")
+        >>> EachBand([resize])(dict(img=np.zeros((8, 8, 5), np.uint8)))["img"].shape
+        (4, 4, 5)
+    """
+
+    def __init__(self, transforms: Sequence[Mapping[str, Any]]) -> None:
+        self.steps = Compose(list(transforms))
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Transform `img`; other entries are those of the first band."""
+        bands = [self.steps({**results, "img": band}) for band in np.moveaxis(results["img"], 2, 0)]
+        image = np.stack([band["img"] for band in bands], axis=2)
+        return {**bands[0], "img": image}

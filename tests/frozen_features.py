@@ -37,7 +37,7 @@ def rows_of(
     """The rows of some protocols on some images."""
     job = Job(model, "", images, OpenBanks(model, images, cache), protocols)
     check_space([job], cache)
-    return [row for rows in figures_of(job, cache) for row in rows]
+    return [row for rows in figures_of(job) for row in rows]
 
 
 def save(weights: dict, root: Path) -> None:

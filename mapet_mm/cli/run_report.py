@@ -114,7 +114,7 @@ def principal_section(models: Mapping[str, Model], images: ImageSet) -> list[Sec
     colours = {}
     for name, model in models.items():
         backbone = model.backbone
-        batch = torch.stack([images.dataset[index]["inputs"] for index in chosen])
+        batch = torch.stack([images[index]["inputs"] for index in chosen])
         tokens = backbone(backbone.normalise(batch))
         if tokens.patches is None:
             return []
@@ -160,7 +160,7 @@ def neighbours_section(model: Model, images: Mapping[str, ImageSet], cache: Path
 
 def picture_of(images: ImageSet, index: int, model: Model) -> np.ndarray:
     """An image as the model gets it, in RGB."""
-    pixels: Tensor = images.dataset[index]["inputs"]
+    pixels: Tensor = images[index]["inputs"]
     if swaps_channels(model.backbone.preprocessor):
         pixels = pixels.flip(0)
     return pixels.permute(1, 2, 0).to(torch.uint8).numpy()

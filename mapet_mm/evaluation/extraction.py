@@ -1,89 +1,89 @@
-"""Take a backbone's features of an image set into files, once, in any number of processes."""
+"""Take a backbone's features of an image set, once, in any number of processes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float16, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
-from tqdm import tqdm
 
-from mapet_mm.evaluation.features import BLOCK, FeatureBank
+from mapet_mm.evaluation.features import TOKENS, FeatureBank, LayerParts
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, useful_workers
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.tokens import LayerTokens
+from mapet_mm.tokenizers.fill import ImageGroup, fill
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UndecodableError
-from mapet_mm.utils.atomic_files import remove_stale, replace_json
-from mapet_mm.utils.dist import is_first_process, print_once
-from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.dist import print_once
+from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest, require_settings
 from mapet_mm.utils.loader_workers import tensor_bytes, usable_workers
-from mapet_mm.utils.shared_work import my_blocks
 
 DRAWS = 8  # of the first image: a pipeline that flips half of the images is found with probability 0.99
 
 
 def take_features(
-    model: Model, images: ImageSet, cache: Path, kinds: Sequence[str] = ("pooled",)
+    model: Model, images: ImageSet, cache: Path, kinds: Sequence[str | int] = ("pooled",)
 ) -> FeatureBank:
     """The features of an image set, computed unless they are in the cache.
 
     Args:
         model: the backbone.
-        images: the images.
+        images: the images. Those that cannot be decoded are left out, and named.
         cache: folder of all features.
-        kinds: of 'pooled', 'layers' and 'tokens' (see `Features`); a backbone without patches has no tokens.
+        kinds: of the last layer 'pooled', a number of last layers, all 'layers', patch 'tokens', which a
+            backbone without patches has not.
 
     Raises:
         UserError: a pipeline that draws at random, or features that are not finite.
     """
-    return fill(open_bank(model, images, cache), model, images, kinds)
+    return fill_bank(open_bank(model, images, cache), model, kinds)
 
 
 def open_bank(model: Model, images: ImageSet, cache: Path) -> FeatureBank:
     """The features of an image set as far as they are in the cache; their sizes are those of one image.
 
     Those of one model and image set have a folder in the cache, named by a digest of weights,
-    normalisation, pipeline, images and precision. Images that could not be decoded before are left out.
+    normalisation, pipeline, images and precision.
 
     Raises:
         ImageSetError: the pipeline draws at random.
     """
-    listing = broken_listing(images, cache)
-    if listing.exists():
-        leave_out(images, json.loads(listing.read_text()), listing)
     backbone = model.backbone
     tokens: LayerTokens = backbone(backbone.normalise(first_image(images)[None]))
-    bank = FeatureBank(
-        cache,
-        name=images.name,
+    known = dict(
         layers=tokens.names,
         poolings=tokens.poolings,
-        dim=tokens.pooled().shape[2] // len(tokens.poolings),
+        dim=tokens.pooled().shape[1] // len(tokens.poolings),
         grid=tokens.grid,
-        labels=images.labels,
-        size=len(images),
     )
-    bank.folder = cache / f"{images.name}-{digest(identity_of(bank, model, images))[:16]}"
-    return bank
+    folder = f"{images.name}-{digest(identity_of(model, images, known))[:16]}"
+    return FeatureBank(cache / folder, images, **known)
+
+
+def identity_of(model: Model, images: ImageSet, known: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides the features."""
+    settings = {"weights": model.digest, "images": images.digest, "autocast": str(model.backbone.autocast)}
+    return {**settings, "files": "parts of one layer each", **known}
 
 
 def first_image(images: ImageSet) -> Float[Tensor, "channel height width"]:
     """The first image of a set that can be decoded; ImageSetError if its pipeline draws, or without one."""
-    decoded = (index for index in range(len(images)) if isinstance(_Reader(images)[index][1], Tensor))
-    index = next(decoded, None)
-    if index is None:
-        reason = _Reader(images)[0][1] if len(images) else "there are none"
-        raise ImageSetError(f"no image of the `{images.name}` images can be decoded ({reason})")
-    first = images.dataset[index]["inputs"]
+    if not images.files:
+        raise ImageSetError(f"there are no `{images.name}` images")
+    numbers = range(len(images.files))
+    number = next((number for number in numbers if isinstance(decoded(images, number), Tensor)), None)
+    if number is None:
+        raise ImageSetError(f"no image of the `{images.name}` images can be decoded ({decoded(images, 0)})")
+    first = decoded(images, number)
     for _ in range(DRAWS - 1):
-        if not torch.equal(images.dataset[index]["inputs"], first):
+        if not torch.equal(decoded(images, number), first):
             raise ImageSetError(
                 f"the pipeline of the `{images.name}` images draws at random, and features are taken of "
                 "each image once: give the set a test pipeline"
@@ -91,77 +91,76 @@ def first_image(images: ImageSet) -> Float[Tensor, "channel height width"]:
     return first
 
 
-def identity_of(bank: FeatureBank, model: Model, images: ImageSet) -> dict[str, Any]:
-    """All that decides the features."""
-    return {
-        "weights": model.digest,
-        "images": images.digest,
-        "autocast": str(model.backbone.autocast),
-        "layers": bank.layers,
-        "poolings": bank.poolings,
-        "grid": bank.grid,
-        "size": bank.size,
-        "dim": bank.dim,
-    }
+def decoded(images: ImageSet, number: int) -> Tensor | str:
+    """An image of a set as its pipeline gives it, or why it cannot be decoded."""
+    try:
+        return images.dataset[number]["inputs"]
+    except UndecodableError as error:
+        return str(error)
 
 
-def fill(bank: FeatureBank, model: Model, images: ImageSet, kinds: Sequence[str]) -> FeatureBank:
-    """Compute those features of some kinds that are not in the cache.
+def fill_bank(bank: FeatureBank, model: Model, kinds: Sequence[str | int]) -> FeatureBank:
+    """Compute those features of some kinds that are not in the cache; returns the bank.
 
     Any number of processes and machines may do this at a time, and a later one goes on where a killed one
     stopped; each returns when all features are there.
 
-    Returns:
-        The bank; or, if images could not be decoded, one of the images without these, which are then left out
-        of `images`, too.
-
     Raises:
         UserError: features that are not finite.
     """
-    if bank.grid == (0, 0):  # vectors
-        kinds = [kind for kind in kinds if kind != "tokens"]
-    num_missing = sum(not bank.has(kinds, block) for block in range(bank.num_blocks))
-    if not num_missing:
+    bank.look()
+    names = [name for name in bank.names(kinds) if bank.missing(name)]
+    if not names:
         return bank
-    identity = identity_of(bank, model, images)
-    for kind in kinds:
-        remove_stale(bank.folder / kind)
-    require_settings(bank.folder, identity, "feature cache", "remove it")
-    print_once(f"{', '.join(kinds)} features of {len(bank)} `{bank.name}` images into {bank.folder}")
-    broken = fill_blocks(bank, model, images, kinds, num_missing)
-    if not broken:
-        return bank
-    cache = bank.folder.parent
-    listing = broken_listing(images, cache)
-    reasons = {images.path(index): reason for index, reason in broken.items()}
-    replace_json(listing, reasons)
-    kept = torch.tensor([index for index in range(len(images)) if index not in broken])
-    leave_out(images, reasons, listing)
-    smaller = open_bank(model, images, cache)
-    take_over(bank, smaller, kinds, kept)
-    return fill(smaller, model, images, kinds)
+    images = bank.images
+    known = dict(layers=bank.layers, poolings=bank.poolings, dim=bank.dim, grid=bank.grid)
+    require_settings(bank.folder, identity_of(model, images, known), "feature cache", "remove it")
+    (bank.folder / "parts").mkdir(exist_ok=True)
+    shown = "all layers" if names[: len(bank.layers)] == bank.layers else ", ".join(names)
+    print_once(f"features ({shown}) of {len(images.files)} `{images.name}` images into {bank.folder}")
 
+    def encode(group: ImageGroup) -> Float16[Tensor, "image value"]:
+        if not group.indices:
+            return torch.empty(0, 0)
+        tokens = model.backbone(model.backbone.normalise(group.inputs))
+        return torch.cat([values_of(tokens, name) for name in names], dim=1)
 
-def broken_listing(images: ImageSet, cache: Path) -> Path:
-    """The file that lists which images of a set could not be decoded."""
-    return cache / f"{images.name}-{images.digest[:16]}.broken.json"
-
-
-def leave_out(images: ImageSet, reasons: Mapping[str, str], listing: Path) -> None:
-    """Drop images that could not be decoded, and name them."""
-    few = [f"{path} ({reason})" for path, reason in reasons.items()]
-    print_once(
-        f"left {len(reasons)} of {len(images)} `{images.name}` images out that could not be decoded: "
-        f"{listed(few, most=5)}; see {listing}"
+    fill(
+        SideBySide([bank.parts[name] for name in names]),
+        np.arange(len(images.files)),
+        Batches(images, max(bank.missing(name) for name in names)),
+        encode,
+        f"features of {images.name}",
+        lambda values: require_finite(values, model),
+        skips=True,
     )
-    images.leave_out(reasons)
+    bank.look()
+    if images.left_out:
+        list_left_out(images, bank.folder / "left_out.txt")
+    return bank
+
+
+def values_of(tokens: LayerTokens, name: str) -> Float16[Tensor, "image value"]:
+    """What is kept of each image: of a layer class token and patch mean, or all patch tokens."""
+    values = tokens.patches[-1] if name == TOKENS else tokens.pooled(tokens.names.index(name))
+    return values.half().flatten(1)
+
+
+def require_finite(values: Float16[np.ndarray, " value"], model: Model) -> None:
+    """Raise UserError if features are NaN or infinite."""
+    if np.isfinite(values).all():
+        return
+    reason = "its weights are, or they are beyond float16"
+    if model.missing:
+        reason = f"the model lacks {len(model.missing)} weights, `{model.missing[0]}`, ..."
+    raise UserError(f"the backbone of {model.name} gives NaN or infinite features: {reason}")
 
 
 def require_few_left_out(sets: Iterable[ImageSet]) -> None:
     """Raise UserError if more than 5 % of some sets' images could not be decoded."""
     sets = list(sets)
-    left_out = {path: reason for one in sets for path, reason in one.left_out.items()}
-    num_images = sum(len(one) + len(one.left_out) for one in sets)
+    left_out = {images.files[number]: why for images in sets for number, why in images.left_out.items()}
+    num_images = sum(len(images) + len(images.left_out) for images in sets)
     if len(left_out) > LARGEST_SKIPPED * num_images:
         path, reason = next(iter(left_out.items()))
         raise UserError(
@@ -170,116 +169,70 @@ def require_few_left_out(sets: Iterable[ImageSet]) -> None:
         )
 
 
-def take_over(old: FeatureBank, new: FeatureBank, kinds: Sequence[str], rows: Int64[Tensor, " row"]) -> None:
-    """Write the blocks of a bank of fewer images that another has already.
+def list_left_out(images: ImageSet, listing: Path) -> None:
+    """Write the images that could not be decoded into a file, each with the reason."""
+    lines = [f"{images.files[number]}\t{reason}\n" for number, reason in images.left_out.items()]
+    replace_file(listing, "".join(lines).encode("utf-8", "surrogateescape"))
+    print_once(f"all that were left out: {listing}")
+
+
+class SideBySide:
+    """Parts of the same images, filled in one pass: a row has the values of all, one after another."""
+
+    def __init__(self, parts: Sequence[LayerParts]) -> None:
+        self.parts = parts
+        self.folder = parts[0].folder
+        self.part_range = parts[0].part_range
+        self.shape = (sum(prod(one.shape) for one in parts),)
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def states(self, part: int) -> UInt8[np.ndarray, " rows"]:
+        """PENDING, the least of the states, where anything is pending."""
+        return np.minimum.reduce([one.states(part) for one in self.parts])
+
+    def update(
+        self, part: int, slots: Sequence[int], values: Sequence[np.ndarray], reasons: Mapping[int, str]
+    ) -> None:
+        """As `Parts.update`."""
+        start = 0
+        for one in self.parts:
+            stop = start + prod(one.shape)
+            one.update(part, slots, [row[start:stop].reshape(one.shape) for row in values], reasons)
+            start = stop
+
+
+class Batches(Dataset):
+    """Batches of an image set, as its pipeline gives them, for `fill`.
 
     Args:
-        old: the other.
-        new: the bank.
-        kinds: of features.
-        rows: for each image of `new`, its row in `old`.
+        images: the set.
+        num_images: that will be loaded.
     """
-    for block in range(new.num_blocks):
-        wanted = rows[new.rows(block)]
-        sources = (wanted // BLOCK).unique()
-        if not all(old.has(kinds, source) for source in sources.tolist()):
-            continue
-        places = BLOCK * torch.searchsorted(sources, wanted // BLOCK) + wanted % BLOCK
-        for kind in kinds:
-            stored = [old.stored(kind, source) for source in sources.tolist()]
-            if kind == "pooled":
-                stored = [values[-1:] for values in stored]
-            new.write(kind, block, torch.cat(stored, images_at(kind)).index_select(images_at(kind), places))
 
-
-def fill_blocks(
-    bank: FeatureBank, model: Model, images: ImageSet, kinds: Sequence[str], num_missing: int
-) -> dict[int, str]:
-    """Compute this process's blocks, then blocks that others have left.
-
-    Returns:
-        Why images could not be decoded, by their indices; their blocks are not written.
-    """
-    backbone = model.backbone
-    batches = missing_batches(bank, kinds, images.batch_size)
-    reader = _Reader(images)
-    num_workers = useful_workers(images, min(len(bank), num_missing * BLOCK))
-    num_workers = usable_workers(num_workers, lambda: images.batch_size * tensor_bytes(reader[0]))
-    loader = DataLoader(reader, batch_sampler=batches, num_workers=num_workers, collate_fn=_collate)
-    bar = tqdm(
-        total=num_missing, desc=f"features of {bank.name}", unit="block", disable=not is_first_process()
-    )
-    all_broken: dict[int, str] = {}
-    with bar:
-        for block, parts in groupby(loader, key=lambda batch: bank.block_of(batch[0])):
-            found: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
-            num_broken = len(all_broken)
-            for _, batch, broken in parts:
-                all_broken |= broken
-                if len(all_broken) > num_broken:
-                    continue
-                tokens = backbone(backbone.normalise(batch))
-                for kind in kinds:
-                    found[kind].append(values_of(tokens, kind).half().cpu())
-            bar.update()
-            if len(all_broken) > num_broken:
-                continue
-            for kind in kinds:
-                values = torch.cat(found[kind], dim=images_at(kind))
-                check_finite(values, model)
-                bank.write(kind, block, values)
-    return all_broken
-
-
-def values_of(tokens: LayerTokens, kind: str) -> Tensor:
-    """Features of one kind."""
-    if kind == "tokens":
-        return tokens.patches[-1]
-    return tokens.pooled(last=1 if kind == "pooled" else 0)
-
-
-def images_at(kind: str) -> int:
-    """The dimension of the images: `(n, N, D)` or `(L, n, S D)`."""
-    return 0 if kind == "tokens" else 1
-
-
-def missing_batches(bank: FeatureBank, kinds: Sequence[str], batch_size: int) -> Iterator[range]:
-    """Indices of images in batches, each of one block, of blocks that this process is to compute."""
-    seen = set()  # workers read ahead of what is written
-    for block in my_blocks(bank.num_blocks, lambda block: bank.has(kinds, block)):
-        if block in seen:
-            continue
-        seen.add(block)
-        rows = bank.rows(block)
-        for start in range(rows.start, rows.stop, batch_size):
-            yield range(start, min(start + batch_size, rows.stop))
-
-
-def check_finite(values: Tensor, model: Model) -> None:
-    """Raise UserError if features are NaN or infinite."""
-    if values.isfinite().all():
-        return
-    reason = "its weights are, or they are beyond float16"
-    if model.missing:
-        reason = f"the model lacks {len(model.missing)} weights, `{model.missing[0]}`, ..."
-    raise UserError(f"the backbone of {model.name} gives NaN or infinite features: {reason}")
-
-
-class _Reader(Dataset):
-    """Images with their index, as the pipeline gives them, or the reason why one cannot be decoded."""
-
-    def __init__(self, images: ImageSet) -> None:
+    def __init__(self, images: ImageSet, num_images: int) -> None:
         self.images = images
+        self.num_images = num_images
+        self.group_size = images.batch_size
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
-        try:
-            return index, self.images.dataset[index]["inputs"]
-        except UndecodableError as error:
-            return index, str(error)
+    def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
+        """Load batches: pairs of a part's index and the numbers of its images."""
+        num_workers = usable_workers(
+            useful_workers(self.images, self.num_images),
+            lambda: tensor_bytes(self.__getitems__((0, range(min(self.group_size, len(self.images)))))),
+        )
+        yield from DataLoader(self, batch_sampler=groups, num_workers=num_workers, collate_fn=as_it_is)
+
+    def __getitems__(self, group: tuple[int, Sequence[int]]) -> ImageGroup:
+        part, numbers = group
+        found = {number: decoded(self.images, number) for number in map(int, numbers)}
+        reasons = {number: one for number, one in found.items() if isinstance(one, str)}
+        images = {number: one for number, one in found.items() if number not in reasons}
+        inputs = default_collate(list(images.values())) if images else None
+        return ImageGroup(part, list(images), inputs, reasons)
 
 
-def _collate(samples: Sequence[tuple[int, Tensor | str]]) -> tuple[int, Tensor | None, dict[int, str]]:
-    """The first index, the images and, by index, why some cannot be decoded: then there are no images."""
-    broken = {index: inputs for index, inputs in samples if isinstance(inputs, str)}
-    images = None if broken else default_collate([inputs for _, inputs in samples])
-    return samples[0][0], images, broken
+def as_it_is(group: ImageGroup) -> ImageGroup:
+    """A batch is put together where it is loaded."""
+    return group

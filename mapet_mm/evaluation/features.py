@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from math import prod
 from pathlib import Path
 
@@ -13,21 +11,19 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.structures.parts import PENDING, SKIPPED, Part, Parts
 
-BLOCK = 256  # images in a file: 10 MB of ViT-B's pooled features, 77 MB of its patch tokens
-BYTES = 2  # of a number on disk, float16
-# The kinds of features, and under which of them a file has each.
-STORED_AS = {"pooled": ("pooled", "layers"), "layers": ("layers",), "tokens": ("tokens",)}
+BLOCK = 256  # images in a file: 0.8 MB of a layer of ViT-B, 77 MB of its patch tokens
+TOKENS = "tokens"
 
 
 class Features:
     """Features of an image set. Subclasses say where they are: they have `read`.
 
-    There are three kinds. "pooled" has class token and patch mean of the last layer side by side,
-    `(1, n, S D)` with S = 2, or S = 1 where a backbone has no class token or no patches; "layers" has those
-    of every layer, `(L, n, S D)`. "tokens" has the last layer's patch tokens, `(n, N, D)`. Everything is
-    read as float32.
+    There are two kinds. "pooled" has class token and patch mean of a layer side by side, `(n, S D)` with
+    S = 2, or S = 1 where a backbone has no class token or no patches. "tokens" has the last layer's patch
+    tokens, `(n, N, D)`. Everything is read as float32.
 
     Args:
         name: of the image set.
@@ -36,7 +32,7 @@ class Features:
         dim: width of a token, `D`.
         grid: (H, W) patches; (0, 0) if the features are vectors.
         labels: class of each image, or None.
-        size: number of images.
+        sizes: number of images of each block.
     """
 
     def __init__(
@@ -47,7 +43,7 @@ class Features:
         dim: int,
         grid: tuple[int, int],
         labels: Int64[Tensor, " image"] | None,
-        size: int,
+        sizes: Sequence[int],
     ) -> None:
         self.name = name
         self.layers = list(layers)
@@ -55,10 +51,10 @@ class Features:
         self.dim = dim
         self.grid = grid
         self.labels = labels
-        self.size = size
+        self.ends = torch.tensor(sizes, dtype=torch.int64).cumsum(0)  # of the blocks
 
     def __len__(self) -> int:
-        return self.size
+        return int(self.ends[-1])
 
     @property
     def settings(self) -> list[str]:
@@ -70,15 +66,12 @@ class Features:
     @property
     def num_blocks(self) -> int:
         """Number of blocks."""
-        return -(-self.size // BLOCK)
+        return len(self.ends)
 
     def rows(self, block: int) -> slice:
         """The images of a block."""
-        return slice(block * BLOCK, min(self.size, (block + 1) * BLOCK))
-
-    def block_of(self, image: int) -> int:
-        """The block of an image."""
-        return image // BLOCK
+        start = int(self.ends[block - 1]) if block else 0
+        return slice(start, int(self.ends[block]))
 
     def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
         """A block: `(b, S D)` of one layer, without reading the others, or `(b, N, D)`, as it is stored.
@@ -120,78 +113,93 @@ class Features:
         if images is None:
             images = torch.arange(len(self))
         columns = self.columns(setting)
-        found = torch.empty(len(images), columns.stop - columns.start)
-        # Each block is read once, for all of its images together.
-        blocks, counts = (images // BLOCK).unique_consecutive(return_counts=True)
+        found = torch.empty(len(images), columns.stop - columns.start)  # parts and their sum take twice that
         start = 0
-        for block, count in zip(blocks.tolist(), counts.tolist(), strict=True):
-            in_block = images[start : start + count] - block * BLOCK
-            found[start : start + count] = self.read("pooled", block, layer)[in_block][:, columns]
-            start += count
+        for block, rows in self._by_block(images):
+            stop = start + len(rows)
+            found[start:stop] = self.read("pooled", block, layer)[rows][:, columns]
+            start = stop
         return found
 
     def tokens(self, images: Sequence[int]) -> Float[Tensor, "image row column dim"]:
-        """The last layer's patch tokens of some images."""
-        found = []
-        for block, some in groupby(images, key=lambda index: index // BLOCK):
-            in_block = [index - block * BLOCK for index in some]
-            found.append(self.read("tokens", block)[in_block].float())
+        """The last layer's patch tokens of some images, in ascending order."""
+        by_block = self._by_block(torch.tensor(images))
+        found = [self.read(TOKENS, block)[rows].float() for block, rows in by_block]
         return torch.cat(found).unflatten(1, self.grid)
+
+    def _by_block(self, images: Int64[Tensor, " image"]) -> Iterator[tuple[int, Int64[Tensor, " row"]]]:
+        """Each block that has some of these images, once, with their rows in it."""
+        blocks = torch.searchsorted(self.ends, images, right=True)
+        blocks, counts = blocks.unique_consecutive(return_counts=True)
+        for block, some in zip(blocks.tolist(), images.split(counts.tolist()), strict=True):
+            yield block, some - self.rows(block).start
+
+
+class LayerParts(Parts):
+    """Parts of an image set, which never grows: the last one has no room for more."""
+
+    def empty(self, part: int) -> Part:
+        """Rows that are all pending."""
+        return Part.empty(len(self.part_range(part)), self.shape, self.dtype)
 
 
 class FeatureBank(Features):
-    """Features in float16 in files of 256 images each: `<folder>/layers/000012.npy`.
+    """Features in float16 in parts of 256 images: one `Parts` a layer, and one of the patch tokens.
 
     Args:
         folder: of one image set and one backbone.
-        **known: as for `Features`.
+        images: the set. Those that could not be decoded are left out of it, and have no features.
+        **known: `layers`, `poolings`, `dim` and `grid`, as for `Features`.
     """
 
-    def __init__(self, folder: Path, **known) -> None:
-        super().__init__(**known)
+    def __init__(self, folder: Path, images: ImageSet, **known) -> None:
+        super().__init__(name=images.name, labels=images.labels, sizes=[], **known)
         self.folder = folder
+        self.images = images
+        shapes = {layer: (len(self.poolings) * self.dim,) for layer in self.layers}
+        if self.grid != (0, 0):
+            shapes[TOKENS] = (prod(self.grid), self.dim)
+        self.parts: dict[str, Parts] = {}
+        for name, shape in shapes.items():
+            self.parts[name] = LayerParts(folder, name, "features", shape, np.float16, images.files, BLOCK)
+        self.look()
 
-    def path(self, kind: str, block: int) -> Path:
-        """File of a block: of the kinds that hold these features the one that is there, or the first."""
-        paths = [self.folder / name / f"{block:06d}.npy" for name in STORED_AS[kind]]
-        return next(filter(Path.exists, paths), paths[0])
+    def look(self) -> None:
+        """See what is in the files now. Images that could not be decoded are left out."""
+        self.states = {name: parts.all_states() for name, parts in self.parts.items()}
+        left_out = {}
+        for name, states in self.states.items():
+            skipped = np.flatnonzero(states == SKIPPED).tolist()
+            reasons = self.parts[name].skipped if skipped else {}
+            left_out.update({row: reasons[self.images.files[row]] for row in skipped})
+        self.images.leave_out(left_out)
+        self.labels = self.images.labels
+        self.kept = np.isin(np.arange(len(self.images.files)), list(left_out), invert=True)
+        sizes = np.add.reduceat(self.kept, np.arange(0, len(self.kept), BLOCK), dtype=np.int64)
+        self.ends = torch.from_numpy(sizes).cumsum(0)
 
-    def has(self, kinds: Sequence[str], block: int) -> bool:
-        """True if the block's files of all kinds are there."""
-        return all(self.path(kind, block).exists() for kind in kinds)
+    def names(self, kinds: Sequence[str | int]) -> list[str]:
+        """The names in `parts` of some kinds: 'pooled', 'layers', 'tokens', or a number of last layers."""
+        last = {"pooled": 1, "layers": len(self.layers), TOKENS: 0}
+        count = max(last.get(kind, kind) for kind in kinds)
+        names = self.layers[-count:] if count else []
+        return [*names, TOKENS] if TOKENS in kinds and TOKENS in self.parts else names
+
+    def missing(self, name: str) -> int:
+        """How many images have no features of a layer, or no patch tokens, yet."""
+        return int((self.states[name] == PENDING).sum())
+
+    def missing_bytes(self, name: str) -> int:
+        """Size on disk of what is missing of a layer, or of the patch tokens."""
+        return self.missing(name) * prod(self.parts[name].shape) * self.parts[name].dtype.itemsize
 
     def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
-        """A block's file, mapped."""
-        if kind == "tokens":
-            return self.stored(kind, block)
-        if layer in (-1, len(self.layers) - 1):
-            return self.stored("pooled", block)[-1]
-        return self.stored("layers", block)[layer]
-
-    def stored(self, kind: str, block: int) -> Tensor:
-        """All of a block's file, mapped."""
-        return torch.from_numpy(np.load(self.path(kind, block), mmap_mode="c"))
-
-    def write(self, kind: str, block: int, values: Tensor) -> None:
-        """Write a block, whole or not at all."""
-        content = io.BytesIO()
-        np.save(content, values.numpy())
-        self.path(kind, block).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path(kind, block), content.getvalue())
-
-    def missing_bytes(self, kind: str) -> int:
-        """Size on disk of the blocks that are not there yet."""
-        numbers = {
-            "pooled": len(self.poolings) * self.dim,
-            "layers": len(self.layers) * len(self.poolings) * self.dim,
-            "tokens": prod(self.grid) * self.dim,
-        }
-        num_images = 0
-        for block in range(self.num_blocks):
-            if not self.has([kind], block):
-                rows = self.rows(block)
-                num_images += rows.stop - rows.start
-        return num_images * numbers[kind] * BYTES
+        """A part's rows."""
+        parts = self.parts[TOKENS if kind == TOKENS else self.layers[layer]]
+        # Opened for this block alone: all layers' files of ImageNet are more than a process may open.
+        values = parts.open(block).rows(parts.kind)
+        kept = self.kept[block * BLOCK : (block + 1) * BLOCK]
+        return torch.from_numpy(values if kept.all() else values[kept])
 
 
 class MemoryFeatures(Features):
@@ -208,8 +216,9 @@ class MemoryFeatures(Features):
         self, pooled: Tensor, tokens: Tensor | None = None, *, poolings: Sequence[str], **known
     ) -> None:
         dim = pooled.shape[2] // len(poolings)
-        super().__init__(poolings=poolings, dim=dim, size=pooled.shape[1], **known)
-        self.values = {"pooled": pooled, "tokens": tokens}
+        sizes = [len(rows) for rows in pooled[0].split(BLOCK)]
+        super().__init__(poolings=poolings, dim=dim, sizes=sizes, **known)
+        self.values = {"pooled": pooled, TOKENS: tokens}
 
     def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
         """A block's part of the values."""

@@ -25,11 +25,11 @@ from tqdm import tqdm
 
 from mapet_mm.datasets.building import build_dataset
 from mapet_mm.datasets.pipelines import label_of, leaf_datasets
-from mapet_mm.datasets.skipped import reorder
 from mapet_mm.evaluation.folders import ImageSetError, class_loaders, folder_loaders
 from mapet_mm.tokenizers.images import ImageReader
 from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.dist import print_once
+from mapet_mm.utils.errors import listed
 from mapet_mm.utils.identity import digest, tar_of
 from mapet_mm.utils.loader_workers import default_workers
 
@@ -59,38 +59,54 @@ class ImageSet:
         self.answers = config.get("answers")
         self.per_class = config.get("per_class", False)
         self.dataset: Dataset = build_dataset(config["dataset"])
-        self.left_out: dict[str, str] = {}  # images that cannot be decoded, with the reason
         for leaf in leaf_datasets(self.dataset):
             steps = getattr(getattr(leaf, "pipeline", None), "transforms", ())
             if steps and isinstance(steps[0], LoadImageFromFile):
                 steps[0] = ImageReader(steps[0])
+        self.files: list[str] = []
+        self._labels: list[int | None] = []
+        for number in tqdm(range(len(self.dataset)), f"reading names of {name}", unit="image", delay=2):
+            info = self.dataset.get_data_info(number)
+            self.files.append(str(info.get("img_path") or f"number {number}"))
+            self._labels.append(label_of(info))
+        self.left_out: dict[int, str] = {}  # images that cannot be decoded, with the reason
+        self.shown = np.arange(len(self.files))  # the others
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ImageSet) and self.digest == other.digest
+        return isinstance(other, ImageSet) and (self.digest, self.left_out) == (other.digest, other.left_out)
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.shown)
 
-    def leave_out(self, reasons: Mapping[str, str]) -> None:
-        """Drop images, by their paths, each with the reason."""
-        kept = [index for index in range(len(self)) if self.path(index) not in reasons]
-        self.left_out |= reasons
-        reorder(self.dataset, np.array(kept, np.int64))
-        for name in ("labels", "digest", "_images"):
-            self.__dict__.pop(name, None)
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """What the pipeline gives of an image."""
+        return self.dataset[int(self.shown[index])]
+
+    def leave_out(self, reasons: Mapping[int, str]) -> None:
+        """Leave images out from now on, by their numbers in the dataset, and name them, with the reasons."""
+        found = {number: reason for number, reason in reasons.items() if number not in self.left_out}
+        if not found:
+            return
+        few = [f"{self.files[number]} ({reason})" for number, reason in found.items()]
+        print_once(
+            f"left {len(found)} of {len(self.files)} `{self.name}` images out that could not be decoded: "
+            f"{listed(few, most=5)}"
+        )
+        self.left_out.update(found)
+        self.shown = np.delete(np.arange(len(self.files)), list(self.left_out))
+        self.__dict__.pop("labels", None)
 
     def path(self, index: int) -> str:
         """Path of an image; its number in a dataset that holds the images themselves."""
-        return self._images[index][0]
+        return self.files[self.shown[index]]
 
     @cached_property
     def labels(self) -> Int64[Tensor, " image"] | None:
         """Class of each image; None for images without labels, or with several each."""
-        labels = [label for _, label in self._images]
-        return None if None in labels else torch.tensor(labels)
+        return None if None in self._labels else torch.tensor(self._labels)[self.shown]
 
     @property
     def class_names(self) -> list[str] | None:
@@ -100,22 +116,15 @@ class ImageSet:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the dataset's config and each image's path, label, file size and mtime."""
+        """Digest of the dataset's config and each image's path, label, file size and mtime.
+
+        Images that are left out count as well: a file that is repaired has another time.
+        """
         known = hashlib.sha256(digest(self.config).encode())
-        for path, label in self._images:
+        for path, label in zip(self.files, self._labels, strict=True):
             line = f"{path}|{label}|{_size_and_time(path)}\n"
             known.update(line.encode("utf-8", "surrogateescape"))  # names may be no UTF-8
         return known.hexdigest()
-
-    @cached_property
-    def _images(self) -> list[tuple[str, int | None]]:
-        """Path and label of each image."""
-        found = []
-        for index in tqdm(range(len(self)), f"reading names of {self.name}", unit="image", delay=2):
-            info = self.dataset.get_data_info(index)
-            path = str(info.get("img_path") or f"number {index}")
-            found.append((path, label_of(info)))
-        return found
 
 
 def useful_workers(images: ImageSet, num_images: int) -> int:

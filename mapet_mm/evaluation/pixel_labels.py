@@ -146,7 +146,7 @@ class _LabelReader:
         return len(self.images)
 
     def __getitem__(self, index: int) -> UInt8[Tensor, "height width"]:
-        sample = self.images.dataset[index]
+        sample = self.images[index]
         image_path = self.images.path(index)
         path = sample["data_samples"].get("seg_map_path", image_path)
         labels = arrived_labels(sample, path)

@@ -51,8 +51,10 @@ class Protocol:
     Subclasses are registered in `PROTOCOLS`.
     """
 
-    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str | int]]:
         """The image sets that it takes, with the kinds of features; without one of these it cannot run.
+
+        Kinds are 'pooled' of the last layer, a number of last layers, all 'layers', and patch 'tokens'.
 
         Args:
             images: that there are.
@@ -145,7 +147,9 @@ class Classification(Protocol):
 
     def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
         """Further sets as `val`."""
-        kind = self.kind if self.layers == 1 else "layers"
+        kind = self.kind
+        if kind == "pooled":
+            kind = "layers" if self.layers is None else self.layers
         return {name: [kind] for name in ("train", "val", *further(images))}
 
     def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:

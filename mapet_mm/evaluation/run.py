@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from mapet_mm.evaluation import VERSION
-from mapet_mm.evaluation.extraction import open_bank, require_few_left_out, take_features
-from mapet_mm.evaluation.features import FeatureBank
+from mapet_mm.evaluation.extraction import fill_bank, open_bank, require_few_left_out
+from mapet_mm.evaluation.features import TOKENS, FeatureBank
 from mapet_mm.evaluation.image_sets import SECTION, ImageSet, declaring_config, read_image_sets
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.protocol import Evaluated, Protocol, build_protocols, known_protocols
@@ -74,16 +74,13 @@ class Job:
     protocols: Sequence[Protocol]
 
     @property
-    def kinds(self) -> dict[str, list[str]]:
+    def kinds(self) -> dict[str, list[str | int]]:
         """The kinds of features that the protocols take of each image set, by its name."""
-        kinds: dict[str, set[str]] = defaultdict(set)
+        kinds: dict[str, list[str | int]] = defaultdict(list)
         for protocol in self.protocols:
             for name, needed in protocol.needs(self.images).items():
-                kinds[name].update(needed)
-        for needed in kinds.values():
-            if "layers" in needed:  # the last one among them
-                needed.discard("pooled")
-        return {name: sorted(needed) for name, needed in kinds.items()}
+                kinds[name] += needed
+        return kinds
 
 
 def evaluate(
@@ -119,7 +116,7 @@ def evaluate(
         results[name] = []
         figures = defaultdict(list)
         for job in jobs:
-            for rows in figures_of(job, cache):
+            for rows in figures_of(job):
                 for row in rows:
                     figures[row.protocol, row.setting].append(row)
                     named = replace(row, setting=f"{row.setting}, {job.group}") if job.group else row
@@ -255,8 +252,10 @@ def many_tokens(
     protocol: Protocol, images: Mapping[str, ImageSet], features: Mapping[str, FeatureBank]
 ) -> str | None:
     """That a protocol takes so many patch tokens that somebody should ask for it."""
-    taken = [name for name, kinds in protocol.needs(images).items() if "tokens" in kinds]
-    needed = sum(features[name].missing_bytes("tokens") for name in taken)
+    needed = 0
+    for name, kinds in protocol.needs(images).items():
+        if TOKENS in kinds and features[name].grid != (0, 0):
+            needed += features[name].missing_bytes(TOKENS)
     if needed <= MOST_TOKENS:
         return None
     name = type(protocol).__name__
@@ -268,13 +267,13 @@ def check_space(jobs: Sequence[Job], cache: Path) -> None:
     missing = {}  # two jobs may share features
     for job in jobs:
         for name, kinds in job.kinds.items():
-            for kind in kinds:
-                bank = job.features[name]
-                missing[bank.folder, kind] = bank.missing_bytes(kind)
+            bank = job.features[name]
+            for part in bank.names(kinds):
+                missing[bank.folder, part] = bank.missing_bytes(part)
     require_room(cache, sum(missing.values()), "features", "name another --cache, or fewer --protocols")
 
 
-def figures_of(job: Job, cache: Path) -> Iterator[list[Row]]:
+def figures_of(job: Job) -> Iterator[list[Row]]:
     """The rows of each protocol, after all features were taken.
 
     Raises:
@@ -282,7 +281,7 @@ def figures_of(job: Job, cache: Path) -> Iterator[list[Row]]:
     """
     features = {}
     for name, kinds in job.kinds.items():
-        features[name] = take_features(job.model, job.images[name], cache, kinds)
+        features[name] = fill_bank(job.features[name], job.model, kinds)
     require_few_left_out(job.images.values())
     if not is_first_process():
         return

@@ -42,17 +42,13 @@ class LayerTokens(NamedTuple):
             found.append("mean")
         return found
 
-    def pooled(self, last: int = 0) -> Float[Tensor, "layer batch width"]:
-        """Class token and patch mean side by side, or the one that there is, in float32.
-
-        Args:
-            last: number of last layers; 0 for all.
-        """
+    def pooled(self, layer: int = -1) -> Float[Tensor, "batch width"]:
+        """A layer's class token and patch mean side by side, or the one that there is, in float32."""
         parts = []
         if self.class_token is not None:
-            parts.append(self.class_token[:, -last:].transpose(0, 1).float())  # L B D
+            parts.append(self.class_token[:, layer].float())  # B D
         if self.patches is not None:
-            parts.append(torch.stack([patches.float().mean(1) for patches in self.patches[-last:]]))  # L B D
+            parts.append(self.patches[layer].float().mean(1))  # B D
         return torch.cat(parts, dim=-1)
 
 

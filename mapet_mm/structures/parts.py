@@ -35,7 +35,7 @@ DTYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8", "F16": "<f2"}
 MOST_FILES = 2**16
 HOW_TO_RESTORE = (
     "restore it from a copy, or remove it and run `mapet-mm extract-tokens` again (for squares, "
-    "`mapet-mm store-images`; for features, `mapet-mm fit-codebook`)"
+    "`mapet-mm store-images`; for features, the command that takes them)"
 )
 
 

@@ -28,13 +28,11 @@ def test_rows_are_the_features_of_the_named_images(config, root, monkeypatch, ca
         tokens = model.backbone(model.backbone.normalise(images.dataset[index]["inputs"][None]))
         row = names.index(f"val/c/{index}.png")
         close = dict(atol=2e-3, rtol=2e-3)
-        torch.testing.assert_close(
-            torch.from_numpy(features[row]).float(), tokens.pooled(last=1)[0, 0], **close
-        )
+        torch.testing.assert_close(torch.from_numpy(features[row]).float(), tokens.pooled()[0], **close)
         stored = torch.from_numpy(patches[row]).float().flatten(0, 1)
         torch.testing.assert_close(stored, tokens.patches[-1][0], **close)
 
-    monkeypatch.setattr("mapet_mm.evaluation.extraction.fill_blocks", None)  # nothing is computed again
+    monkeypatch.setattr("mapet_mm.evaluation.extraction.fill", None)  # nothing is computed again
     run_tool(monkeypatch, "embed.py", *words, "--out", root / "again")
     assert (root / "again/features.npy").read_bytes() == (root / "out/features.npy").read_bytes()
 

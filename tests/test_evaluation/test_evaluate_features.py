@@ -27,7 +27,7 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
     protocols = {row["protocol"] for row in rows["config"]}
     assert protocols == {"k-NN", "linear (SGD)", "logistic regression", "attentive probe"}
     assert "k-NN, class token" in (root / "out" / "report.html").read_text()
-    monkeypatch.setattr("mapet_mm.evaluation.extraction.fill_blocks", None)  # nothing is computed again
+    monkeypatch.setattr("mapet_mm.evaluation.extraction.fill", None)  # nothing is computed again
     run_tool(monkeypatch, "evaluate_features.py", *arguments, *compare)
     assert table(capsys.readouterr().out) == first
 
@@ -161,7 +161,7 @@ def test_a_verdict_compares_a_result_with_its_start_and_random_weights(config, r
     difference = knn["values"]["this pre-training"] - knn["values"]["its start"]
     assert knn["gain"]["points"] == pytest.approx(difference)
 
-    monkeypatch.setattr("mapet_mm.evaluation.extraction.fill_blocks", None)  # nothing is computed again
+    monkeypatch.setattr("mapet_mm.evaluation.extraction.fill", None)  # nothing is computed again
     run_tool(monkeypatch, "verdict.py", *arguments, *start)
     assert json.loads((root / "out/verdict.json").read_text()) == first
     monkeypatch.undo()

@@ -1,7 +1,7 @@
 """Features in the cache: the model's, computed once, by any number of processes."""
 
 import os
-import shutil
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -46,13 +46,17 @@ def test_reading_some_images_equals_reading_all(tmp_path, monkeypatch, in_files)
     """Whichever blocks they lie in."""
     monkeypatch.setattr(module, "BLOCK", 16)
     bank = make_features("train", 50, 0)
-    values = bank.values
+    values = {kind: value.half().float() for kind, value in bank.values.items()}
+    bank.values = values
     if in_files:
+        files = [str(number) for number in range(50)]
+        images = SimpleNamespace(name="train", labels=bank.labels, files=files, leave_out=lambda _: None)
         known = dict(layers=bank.layers, poolings=bank.poolings, dim=DIM, grid=(3, 3))
-        bank = module.FeatureBank(tmp_path, name="train", labels=bank.labels, size=50, **known)
-        for block in range(bank.num_blocks):
-            bank.write("layers", block, values["pooled"][:, bank.rows(block)])
-            bank.write("tokens", block, values["tokens"][bank.rows(block)])
+        (tmp_path / "parts").mkdir()
+        bank = module.FeatureBank(tmp_path, images, **known)
+        for name, rows in zip([*bank.layers, "tokens"], [*values["pooled"], values["tokens"]], strict=True):
+            for block, some in enumerate(rows.split(16)):
+                bank.parts[name].update(block, range(len(some)), some.numpy(), {})
     some = torch.tensor([3, 15, 16, 49])
     for layer in range(LAYERS):
         assert torch.equal(bank.pooled("both", layer), values["pooled"][layer])
@@ -74,11 +78,10 @@ class Elements(TorchDispatchMode):
 
 
 def test_the_work_of_reading_features_grows_with_their_number(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 4)
     monkeypatch.setattr(module.Features, "read", lambda *_: torch.zeros(4, 2))
     counts = []
     for size in (200, 2000):
-        bank = module.Features("train", ["1"], ["mean"], 2, (0, 0), None, size)
+        bank = module.Features("train", ["1"], ["mean"], 2, (0, 0), None, size // 4 * [4])
         with Elements() as counted:
             bank.pooled()
         counts.append(counted.total)
@@ -86,41 +89,43 @@ def test_the_work_of_reading_features_grows_with_their_number(monkeypatch):
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(config, root, monkeypatch):
-    """Blocks that exist are not computed again."""
-    monkeypatch.setattr(module, "BLOCK", 7)  # four blocks
+    """Parts that exist are not computed again."""
+    monkeypatch.setattr(module, "BLOCK", 7)  # four parts
     whole = take(config, root / "whole")
-    written, write = [], module.FeatureBank.write
+    written, update = [], module.LayerParts.update
 
-    def write_and_die(bank, kind, block, values):
-        if len(written) == 3:
+    def update_and_die(parts, part, *rows):
+        if len(written) == 6:
             raise KeyboardInterrupt
-        write(bank, kind, block, values)
-        written.append(bank.path(kind, block))
+        update(parts, part, *rows)
+        written.append(parts.file(part))
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.FeatureBank, "write", write_and_die)
+        patch.setattr(module.LayerParts, "update", update_and_die)
         with pytest.raises(KeyboardInterrupt):
             take(config, root / "killed")
-    before = {path: path.stat().st_mtime_ns for path in written[:2]}  # a whole block
+    before = {path: path.stat().st_mtime_ns for path in written[:4]}  # three layers and the tokens
     killed = take(config, root / "killed")
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    for kind in ("layers", "tokens"):
-        for block in range(4):
-            assert whole.path(kind, block).read_bytes() == killed.path(kind, block).read_bytes()
+    files = sorted((whole.folder / "parts").iterdir())
+    assert len(files) == 4 * 4
+    for file in files:
+        assert file.read_bytes() == (killed.folder / "parts" / file.name).read_bytes()
 
 
 def test_processes_share_the_blocks_and_do_what_others_left(config, root, monkeypatch):
-    """The second of two begins with its own; each block is computed once."""
+    """The second of two begins with its own; each part is computed once."""
     monkeypatch.setattr(module, "BLOCK", 5)
     config.evaluation.train.num_workers = 2  # which read ahead
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    order, write = [], module.FeatureBank.write
-    monkeypatch.setattr(
-        module.FeatureBank,
-        "write",
-        lambda bank, kind, block, v: order.append(block) or write(bank, kind, block, v),
-    )
+    order, update = [], module.LayerParts.update
+
+    def note(parts, part, *rows):
+        order.append(part)
+        update(parts, part, *rows)
+
+    monkeypatch.setattr(module.LayerParts, "update", note)
     bank = take(config, root / "cache", ["pooled"])
     assert sorted(order[:2]) == [1, 3]
     assert sorted(order) == [0, 1, 2, 3, 4]
@@ -128,24 +133,31 @@ def test_processes_share_the_blocks_and_do_what_others_left(config, root, monkey
 
 
 def test_another_kind_joins_and_a_complete_cache_is_only_read(config, root, monkeypatch):
-    """Of the pooled features the last layer alone is written, until somebody reads the others."""
+    """Only the layers are written that somebody reads, and each once."""
+
+    def files() -> dict[str, int]:
+        found = (first.folder / "parts").iterdir()
+        return {path.stem.partition("-")[2]: path.stat().st_mtime_ns for path in found}
+
     first = take(config, root / "cache", ["pooled"])
-    assert [file.parent.name for file in first.folder.rglob("*.npy")] == ["pooled"]
-    assert np.load(first.path("pooled", 0)).shape == (1, 24, 2 * 16)
-    before = first.pooled()
-    assert take(config, root / "cache").folder == first.folder
-    shutil.rmtree(first.folder / "pooled")  # the layers have it
-    assert torch.equal(first.pooled(), before)
-    monkeypatch.setattr(extraction, "fill_blocks", None)
-    assert len(take(config, root / "cache").pooled()) == 24
-    assert len(take(config, root / "cache", ["pooled"]).pooled()) == 24
+    (before,) = files().items()
+    assert before[0] == "output"
+    assert first.parts["output"].open(0).rows("features").shape == (24, 2 * 16)
+    take(config, root / "cache", [2])  # last layers
+    assert files().keys() == {"2", "output"}
+    take(config, root / "cache")
+    assert files().keys() == {"1", "2", "output", "tokens"}
+    assert before in files().items()
+    monkeypatch.setattr(extraction, "fill", None)
+    for kinds in (["layers", "tokens"], ["pooled"], [3], [100]):
+        assert len(take(config, root / "cache", kinds).pooled()) == 24
 
 
 def test_what_a_killed_writer_left_goes_at_the_next_start(config, root):
     """After an hour: until then another process may be writing it."""
     bank = take(config, root / "cache", ["pooled"])
-    bank.path("pooled", 0).unlink()
-    old, new = (partial_path(bank.path("pooled", 0)) for _ in range(2))
+    bank.parts["output"].file(0).unlink()
+    old, new = (partial_path(bank.parts["output"].file(0)) for _ in range(2))
     for path in (old, new):
         path.touch()
     os.utime(old, (0, 0))
@@ -193,7 +205,7 @@ def test_a_backbone_without_patches_has_no_tokens(config, root):
         checkpoint, read_image_sets(config)["val"], root / "cache", ["pooled", "tokens"]
     )
     assert (bank.grid, bank.poolings, bank.dim) == ((0, 0), ["class token"], 3 * 16 * 16 * 256)
-    assert not (bank.folder / "tokens").exists()
+    assert [file.name for file in (bank.folder / "parts").iterdir()] == ["00000-output.safetensors"]
 
 
 def test_a_pipeline_that_draws_at_random_is_refused(config, root):

@@ -26,6 +26,7 @@ from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.evaluation.protocols.regression import LowShot
 from mapet_mm.evaluation.run import OpenBanks, Wish, choose_protocols, evaluate
 from mapet_mm.evaluation.tables import Row, bootstrap, mean_of_groups, results_table
+from mapet_mm.structures.parts import TensorFile
 from mapet_mm.utils.errors import UserError
 
 
@@ -194,7 +195,7 @@ def test_only_the_features_that_are_needed_are_taken(config, root):
     images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
     rows = rows_of(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
     assert [row.setting for row in rows] == ["class token", "mean", "both"]
-    assert not list((root / "cache").glob("*/tokens"))
+    assert {file.name for file in (root / "cache").rglob("*.safetensors")} == {"00000-output.safetensors"}
 
 
 def test_of_several_processes_only_the_first_has_rows_and_words(config, root, monkeypatch, capsys):
@@ -202,7 +203,7 @@ def test_of_several_processes_only_the_first_has_rows_and_words(config, root, mo
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert rows_of(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache") == []
-    assert len(list((root / "cache").glob("*/pooled/000000.npy"))) == 2
+    assert len(list((root / "cache").glob("*/parts/00000-output.safetensors"))) == 2
     assert not capsys.readouterr().out
 
 
@@ -258,7 +259,8 @@ def test_the_size_of_the_features_is_said_and_refused_if_the_disk_has_less(confi
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(free=needed))
     rows_of(checkpoint, images, protocols, root / "cache")
     assert f"features: {needed / 1e9:.3g} GB to write" in capsys.readouterr().out
-    written = sum(len(np.load(file).tobytes()) for file in (root / "cache").rglob("*.npy"))
+    files = (root / "cache").rglob("*.safetensors")
+    written = sum(TensorFile(file).rows("features").nbytes for file in files)
     assert written == needed
     rows_of(checkpoint, images, protocols, root / "cache")
     assert "to write" not in capsys.readouterr().out

@@ -64,8 +64,9 @@ def test_layers_class_token_and_grid(case):
     assert [one.shape[:2] for one in tokens.patches] == [(2, grid[0] * grid[1])] * len(layers)
     assert tokens.poolings == ["class token"] * has_class_token + ["mean"]
     dim = tokens.patches[0].shape[2]
-    assert tokens.pooled().shape == (len(layers), 2, dim * (1 + has_class_token))
-    torch.testing.assert_close(tokens.pooled()[-1, :, -dim:], tokens.patches[-1].mean(1))
+    for layer in range(len(layers)):
+        assert tokens.pooled(layer).shape == (2, dim * (1 + has_class_token))
+        torch.testing.assert_close(tokens.pooled(layer)[:, -dim:], tokens.patches[layer].mean(1))
 
 
 def test_tokens_of_mmpretrains_vit_are_its_own_and_its_settings_come_back():
@@ -126,7 +127,7 @@ def test_hugging_faces_stages_are_refused(tmp_path):
 def test_a_vector_is_a_class_token():
     tokens = build(dict(type="mapet_mm.TokenMLP", vocab_size=9, embed_dims=16))(torch.ones(2, 1, 4, 6))
     assert (tokens.grid, tokens.patches, tokens.poolings) == ((0, 0), None, ["class token"])
-    assert tokens.pooled().shape == (1, 2, 16)
+    assert tokens.pooled().shape == (2, 16)
 
 
 def test_other_outputs_are_refused():

@@ -9,7 +9,6 @@ import torch
 from frozen_features import rows_of
 from PIL import Image
 
-from mapet_mm.evaluation import extraction
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
@@ -41,11 +40,12 @@ def test_the_others_have_the_features_that_they_have_alone(config, root, capsys,
     printed = capsys.readouterr().out
     assert "left 1 of 8 `val` images out that could not be decoded" in printed
     assert "broken/train/b/1.png (" in printed
+    (line,) = (found.folder / "left_out.txt").read_text().splitlines()
+    assert line.startswith(f"{root}/broken/train/b/1.png\t")
 
 
 def test_what_was_computed_beside_a_broken_image_is_kept(config, root, monkeypatch, capsys):
     """Of blocks of two images, those without a broken one are written once; a second run finds all."""
-    monkeypatch.setattr(extraction, "BLOCK", 2)
     monkeypatch.setattr("mapet_mm.evaluation.features.BLOCK", 2)
     for name in ("4.png", "5.png"):  # the third block as a whole
         (root / "data/train/a" / name).write_bytes(b"")
@@ -58,10 +58,10 @@ def test_what_was_computed_beside_a_broken_image_is_kept(config, root, monkeypat
     images = read_image_sets(config, str(root / "data/train/a"))["val"]
     found = take_features(checkpoint, images, root / "cache", ["pooled", "tokens"])
     assert len(found) == 6
-    assert sum(given) == 6 + 2  # and the first image, from which sizes are read, of both banks
+    assert sum(given) == 6 + 1  # and the first image, from which sizes are read
     again = read_image_sets(config, str(root / "data/train/a"))["val"]
     assert torch.equal(take_features(checkpoint, again, root / "cache").pooled(), found.pooled())
-    assert sum(given) == 6 + 2 + 1
+    assert sum(given) == 6 + 2
     assert capsys.readouterr().out.count("left 2 of 8 `val` images out") == 2
 
 

@@ -102,17 +102,8 @@ def cases(count: int, folder: Path, held: int) -> dict[str, Callable[[], object]
 
     def evaluate() -> None:
         found = read()
-        bank = FeatureBank(
-            folder,
-            name="train",
-            layers=["1"],
-            poolings=["mean"],
-            dim=DIM,
-            grid=(14, 14),
-            labels=found.labels,
-            size=len(found),
-        )
-        print(found.digest, sum(bank.has(["pooled"], block) for block in range(bank.num_blocks)))
+        bank = FeatureBank(folder, found, layers=["1"], poolings=["mean"], dim=DIM, grid=(14, 14))
+        print(found.digest, bank.missing("1"))
 
     def neighbours(predict: Callable) -> None:
         known = torch.randn(COLUMNS, DIM).repeat(-(-count // COLUMNS), 1)[:count]

@@ -161,7 +161,7 @@ def take_in_memory(
     labels: list[int | None] = []
     for batch in loader:
         tokens = backbone(backbone.normalise(batch["inputs"]))
-        pooled = tokens.pooled()[-1]  # B (poolings dim)
+        pooled = tokens.pooled()  # B (poolings dim)
         poolings = tokens.poolings
         if pooling in poolings:
             pooled = pooled.chunk(len(poolings), dim=1)[poolings.index(pooling)]  # B dim

@@ -101,7 +101,7 @@ class SegmentationByNeighbours(Protocol):
 def can_segment(evaluated: Evaluated) -> bool:
     """True if the images have pixel labels and names of classes, and the backbone patch tokens."""
     for name in DENSE:
-        if "gt_sem_seg" not in evaluated.images[name].dataset[0].get("data_samples", ()):
+        if "gt_sem_seg" not in evaluated.images[name][0].get("data_samples", ()):
             return False
     has_patches = math.prod(evaluated.features["dense_train"].grid) > 0
     return has_patches and bool(evaluated.images["dense_train"].class_names)
@@ -113,7 +113,7 @@ def prepared(evaluated: Evaluated) -> SegmentationTask:
     test = evaluated.images["dense_val"]
     features = evaluated.features["dense_train"]
     # As many labels per side of a patch as it has pixels.
-    num_pixels = math.prod(train.dataset[0]["inputs"].shape[1:])
+    num_pixels = math.prod(train[0]["inputs"].shape[1:])
     side = max(1, round((num_pixels / math.prod(features.grid)) ** 0.5))
     return SegmentationTask(
         features,

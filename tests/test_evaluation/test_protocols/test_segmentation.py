@@ -149,6 +149,9 @@ class SimpleSet(SimpleNamespace):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __getitem__(self, index: int) -> dict:
+        return self.dataset[index]
+
 
 def test_a_row_for_the_table_and_details_for_settings_and_classes():
     first, *details = SegmentationByNeighbours([1, 3]).rows(evaluated())

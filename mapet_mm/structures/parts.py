@@ -7,14 +7,13 @@ and a digest. Token grids, squares and sampled features are kept so.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import resource
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
+from hashlib import blake2b, sha256
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +54,7 @@ def encode_name(name: str) -> bytes:
 
 def name_hash(name: str) -> bytes:
     """A 64-bit hash of a name, little-endian; of 1.3 M names two are alike once in 20 million stores."""
-    return hashlib.blake2b(encode_name(name), digest_size=8).digest()
+    return blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
 def name_hashes(names: Iterable[str]) -> UInt64[np.ndarray, " names"]:
@@ -74,6 +73,26 @@ class TensorPlace(NamedTuple):
     row_shape: tuple[int, ...]
     dtype: np.dtype
     row_bytes: int
+
+
+@lru_cache(maxsize=64)
+def places_of(first_byte: int, header: str) -> tuple[dict[str, TensorPlace], int]:
+    """Where a file's tensors lie, and the file's size: shared by files of one layout, as parts are.
+
+    Args:
+        first_byte: of what follows the header.
+        header: safetensors' entries of the tensors, as JSON.
+    """
+    places = {}
+    ends = []
+    for name, entry in json.loads(header).items():
+        num_rows, *row_shape = entry["shape"]
+        dtype = np.dtype(DTYPES[entry["dtype"]])
+        row_bytes = prod(row_shape) * dtype.itemsize
+        start, end = entry["data_offsets"]
+        places[name] = TensorPlace(first_byte + start, num_rows, tuple(row_shape), dtype, row_bytes)
+        ends.append(first_byte + end)
+    return places, max(ends)
 
 
 class TensorFile:
@@ -101,11 +120,10 @@ class TensorFile:
         try:
             first_byte, header = self._read_header()
             header.pop("__metadata__", None)
-            last_byte = max(entry["data_offsets"][1] for entry in header.values())
-            self._places = {name: self._place(entry, first_byte) for name, entry in header.items()}
+            self._places, num_bytes = places_of(first_byte, json.dumps(header))
         except (ValueError, OverflowError, TypeError, KeyError, AttributeError) as error:
             raise damage_error(path, "it has no header of a safetensors file") from error
-        if os.fstat(self._descriptor).st_size != first_byte + last_byte:
+        if os.fstat(self._descriptor).st_size != num_bytes:
             raise damage_error(path, "it has another size than its header says")
 
     def _read_header(self) -> tuple[int, dict[str, Any]]:
@@ -114,14 +132,6 @@ class TensorFile:
         if length > os.fstat(self._descriptor).st_size:
             raise ValueError("the header is longer than the file")
         return 8 + length, json.loads(os.pread(self._descriptor, length, 8))
-
-    @staticmethod
-    def _place(entry: Mapping[str, Any], first_byte: int) -> TensorPlace:
-        num_rows, *row_shape = entry["shape"]
-        dtype = np.dtype(DTYPES[entry["dtype"]])
-        row_bytes = prod(row_shape) * dtype.itemsize
-        first_byte += entry["data_offsets"][0]
-        return TensorPlace(first_byte, num_rows, tuple(row_shape), dtype, row_bytes)
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -143,14 +153,18 @@ class TensorFile:
     def read_row(self, tensor: str, row: int, out: np.ndarray, skip: int = 0) -> None:
         """Read a row into a contiguous array of its shape and type, or a piece that begins at a byte."""
         first_byte, _, _, _, row_bytes = self._places[tensor]
-        self._fill(out, first_byte + row * row_bytes + skip)
+        first_byte += row * row_bytes + skip
+        if os.preadv(self._descriptor, [out], first_byte) < out.nbytes:
+            self._fill(out, first_byte)
 
     def read_bytes(self, tensor: str, start: int, stop: int) -> bytes:
         """The bytes of a few rows, for what is too small to be worth an array."""
         first_byte, num_rows, _, _, row_bytes = self._places[tensor]
         size = (min(stop, num_rows) - start) * row_bytes
         content = os.pread(self._descriptor, size, first_byte + start * row_bytes)
-        return content if len(content) == size else self.rows(tensor, start, stop).tobytes()
+        if len(content) != size:
+            raise damage_error(self.path, "it ends too early")
+        return content
 
     def _fill(self, array: np.ndarray, first_byte: int) -> None:
         filled = os.preadv(self._descriptor, [array], first_byte)
@@ -181,7 +195,7 @@ class Part(NamedTuple):
 
     def digest(self) -> str:
         """SHA-256 (hexadecimal) of all of it."""
-        sha = hashlib.sha256(json.dumps(self.skipped).encode())
+        sha = sha256(json.dumps(self.skipped).encode())
         for tensor in (self.names, self.states, self.values):
             sha.update(np.ascontiguousarray(tensor).data)
         return sha.hexdigest()
@@ -254,10 +268,10 @@ class Parts:
         self.part_rows = part_rows
         self._part_id = part_id
         # The file of each part, and the states in it.
-        self._open: OrderedDict[int, tuple[TensorFile, bytes]] = OrderedDict()
+        self._open: dict[int, tuple[TensorFile, bytes]] = {}
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": {}}
 
     # What kinds of parts do in their own way.
 
@@ -327,27 +341,30 @@ class Parts:
             skipped.update(self.skipped_in(part))
         return skipped
 
-    def find(self, row: int) -> tuple[TensorFile | None, int]:
+    def find(self, row: int, key: bytes | None = None) -> tuple[TensorFile | None, int]:
         """The open file that has a row, and the row's state; None, and PENDING, if there is no such file yet.
 
-        A part in which the row is not written is opened again: another process may have replaced it.
+        A part in which the row is not written is opened again: another process may have replaced it. A part
+        that is opened has to have the row for the image whose `name_hash` is `key`, if that is given.
         """
         part, slot = divmod(row, self.part_rows)
         file, states = self._open.get(part, (None, b""))
         if slot < len(states) and states[slot] == WRITTEN:
-            self._open.move_to_end(part)
             return file, WRITTEN
         self._open.pop(part, None)
         file = self.open(part)
         if file is None:
             return None, PENDING
         states = file.rows("states").tobytes()
+        state = states[slot] if slot < len(states) else PENDING
+        if key is not None and state != PENDING and file.read_bytes("names", slot, slot + 1) != key:
+            raise damage_error(file.path, f"row {row} has the {self.kind} of another image")
         if states == all_written(len(states)):
             states = all_written(len(states))  # the same object for all such parts
+        if len(self._open) >= most_parts():
+            del self._open[next(iter(self._open))]  # the one that was opened first
         self._open[part] = file, states
-        if len(self._open) > most_parts():
-            self._open.popitem(last=False)
-        return file, states[slot] if slot < len(states) else PENDING
+        return file, state
 
     def read_row(self, row: int, out: np.ndarray, skip: int = 0) -> bool:
         """Read a row into an array; False, and nothing is read, if it is not written.

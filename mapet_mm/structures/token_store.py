@@ -31,7 +31,6 @@ from mapet_mm.structures.parts import (
     Parts,
     TensorFile,
     TokenStoreError,
-    damage_error,
     name_hash,
 )
 from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
@@ -203,14 +202,11 @@ class TokenStore:
         row = self.names.find(key)
         if row is None:
             raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {EXTRACT} on it")
-        slot = row % PART_ROWS
-        file, state = self.parts.find(row)
-        if state != PENDING and file.read_bytes("names", slot, slot + 1) != key:
-            raise damage_error(file.path, f"row {row} has the tokens of another image than `{name}`")
+        file, state = self.parts.find(row, key)
         if state != WRITTEN:
             raise self._missing_tokens(name, file, state)
         grid = np.empty(self.grid, self.dtype)
-        file.read_row(self.parts.kind, slot, grid)
+        file.read_row(self.parts.kind, row % PART_ROWS, grid)
         return grid
 
     def _missing_tokens(self, name: str, file: TensorFile | None, state: int) -> MissingTokensError:

@@ -166,10 +166,11 @@ def draw_positions(name: str, seed: int, grid_size: int, num_drawn: int) -> Int6
 def rows_at(
     features: Float32[Tensor, "group grid dim"], positions: Int64[Tensor, "images drawn"]
 ) -> Float16[Tensor, "images drawn dim"]:
-    """Features of a group's first images at these positions, as they are stored, on the host.
+    """Features of a group's first images at these positions, as they are stored, on the features' device.
 
-    They are picked out and rounded on the features' device, so nothing else is copied from there. Where
-    float16 does not hold them, they are infinite.
+    Nothing else has to be copied from there. Where float16 does not hold them, they are infinite.
     """
+    if features.is_cuda:
+        positions = positions.pin_memory().to(features.device, non_blocking=True)
     images = torch.arange(len(positions), device=features.device).unsqueeze(1)
-    return features[images, positions.to(features.device)].half().cpu()
+    return features[images, positions].half()

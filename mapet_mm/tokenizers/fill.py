@@ -69,13 +69,19 @@ class GroupLoader:
         num_workers = usable_workers(
             self.num_workers, lambda: tensor_bytes(self._groups.__getitems__((0, [0])))
         )
+        device = self.preprocessor.device
         # A group travels as it is: workers get the pair, and give what `_Groups` makes of it.
         loader = DataLoader(
-            self._groups, batch_sampler=groups, num_workers=num_workers, collate_fn=_unchanged
+            self._groups,
+            batch_sampler=groups,
+            num_workers=num_workers,
+            collate_fn=_unchanged,
+            pin_memory=device.type == "cuda",  # only from there GPUs copy while they compute
         )
         for group in loader:
             check_pixel_range(self.preprocessor, group.inputs[: len(group.indices)])
-            inputs = self.preprocessor({"inputs": group.inputs, "data_samples": None})["inputs"]
+            inputs = group.inputs.to(device, non_blocking=True)
+            inputs = self.preprocessor({"inputs": inputs, "data_samples": None})["inputs"]
             yield group._replace(inputs=inputs)
 
 

@@ -16,8 +16,10 @@ from mmengine.device import get_device
 from mmengine.dist import barrier, is_main_process
 from mmengine.logging import print_log
 from mmengine.registry import init_default_scope
+from mmpretrain.models import SelfSupDataPreprocessor
 from torch import nn
 
+from mapet_mm.models.data_preprocessors.data_preprocessor import TokenGridDataPreprocessor
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
@@ -237,7 +239,15 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
             f"({difference}): restore `data_preprocessor` of `{cfg.filename}`, or fit a codebook for this "
             "one with `mapet-mm fit-codebook --overwrite`"
         )
-    return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
+    return tokenizer, build_preprocessor(cfg.data_preprocessor).to(device)
+
+
+def build_preprocessor(config: Mapping[str, Any]) -> nn.Module:
+    """A tokenizer's data preprocessor; for MMPretrain's, whose order of channels waits for a GPU, ours."""
+    preprocessor = MODELS.build(config)
+    if type(preprocessor) is SelfSupDataPreprocessor:
+        return MODELS.build({**config, "type": TokenGridDataPreprocessor})  # the same numbers
+    return preprocessor
 
 
 def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from mapet_mm.utils.precision import full_float32
 # product may depend on its shape, and the codebook must not depend on the number of processes.
 BLOCK_ROWS = 4096
 NEXT_START = 15486557  # from the seed of one start to that of the next, as `faiss.Kmeans` has it
+# Bytes of a GPU's memory that rows which stay there leave free, for the products of a block and others.
+LEFT_FREE = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,8 @@ class Sums(NamedTuple):
 class Points:
     """The rows to cluster, as `faiss.contrib.clustering.kmeans` takes them.
 
-    Each process reads and assigns its share of the blocks. What it gives faiss is the same in all of them.
+    Each process reads and assigns its share of the blocks. What it gives faiss is the same in all of them. A
+    GPU keeps the blocks that its memory has room for, so that an iteration reads only the others.
 
     Args:
         rows: all rows.
@@ -246,6 +249,7 @@ class Points:
     def __init__(self, rows: RowsInMemory | RowsOfImages, options: KMeansOptions) -> None:
         self.rows = rows
         self.device = torch.device(get_device())
+        self.kept: dict[int, Tensor] = {}  # blocks that stay on the device
         total = int(rows.ends[-1])
         limit = options.k * options.max_points_per_centroid
         self.is_chosen = np.ones(total, bool)
@@ -296,15 +300,31 @@ class Points:
         inertias = torch.zeros(len(self.rows.ends) - 1, dtype=torch.float64, device=self.device)
         return Sums(by_centroid, counts, inertias)
 
+    def block_on_device(self, block: int) -> Float[Tensor, "rows dim"]:
+        """The rows of a block that are clustered, as they are stored."""
+        if block in self.kept:
+            return self.kept[block]
+        start, end = self.rows.ends[block : block + 2]
+        rows = torch.from_numpy(self.rows.block(block)[self.is_chosen[start:end]]).to(self.device)
+        if has_room(self.device, rows.nbytes):
+            self.kept[block] = rows
+        return rows
+
     def add_block(self, codebook: Codebook, block: int, sums: Sums) -> None:
         """Add the rows of a block, in place."""
-        start, end = self.rows.ends[block : block + 2]
-        features = self.rows.block(block)[self.is_chosen[start:end]]
-        for first in range(0, len(features), BLOCK_ROWS):
-            rows = torch.from_numpy(features[first : first + BLOCK_ROWS]).to(self.device).float()
+        for stored in self.block_on_device(block).split(BLOCK_ROWS):
+            rows = stored.float()
             with full_float32(self.device):
                 distances, ids = codebook.nearest(rows)
             # The fastest exact way to sum rows on a CPU (measured).
             sums.by_centroid.index_add_(0, ids, rows.double())
             sums.counts.add_(torch.bincount(ids, minlength=codebook.k))
             sums.inertias[block] += distances.sum()
+
+
+def has_room(device: torch.device, num_bytes: int) -> bool:
+    """True if a GPU may keep so many bytes; a CPU reads files from its own memory anyway."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return free - num_bytes > LEFT_FREE

@@ -13,16 +13,17 @@ import torch
 from few_images import SIZE, prepared
 from mmengine.config import Config
 from PIL import Image
-from torch._subclasses.fake_tensor import FakeTensorMode
+from step_counts import StepCounts, fake_gpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, CodebookError
 from mapet_mm.structures.parts import Parts
-from mapet_mm.tokenizers import features, kmeans
+from mapet_mm.tokenizers import features, fill, kmeans
 from mapet_mm.tokenizers.features import draw_images, rows_at
-from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
+from mapet_mm.tokenizers.fill import GroupLoader, ImageGroup
+from mapet_mm.tokenizers.fit_and_extract import build_preprocessor, features_folder, run_fit_codebook
 from mapet_mm.utils.errors import UserError
 
 
@@ -134,11 +135,39 @@ class Copies(TorchDispatchMode):
         return result
 
 
-def test_only_the_drawn_rows_are_copied_from_a_gpu():
-    with FakeTensorMode(), Copies() as copies:
-        features = torch.empty(32, 196, 64, device="cuda")
-        rows_at(features, torch.zeros(30, 4, dtype=torch.int64))
+def test_only_the_drawn_rows_are_copied_from_a_gpu_and_not_before_they_are_written():
+    with fake_gpu(), Copies() as copies:
+        features = torch.empty(32, 196, 64)
+        rows = rows_at(features, torch.zeros(30, 4, dtype=torch.int64, device="cpu"))
+        assert copies.seen == []
+        rows.cpu()
     assert copies.seen == [((30, 4, 64), torch.float16)]
+
+
+@pytest.mark.parametrize("kind", ["mmpretrain.SelfSupDataPreprocessor", "mmpretrain.ClsDataPreprocessor"])
+def test_groups_of_images_reach_a_gpu_and_give_their_rows_without_a_wait(kind, monkeypatch):
+    """The host prepares the next group while the GPU computes; it waits where a part is written."""
+    pinned = []
+
+    def loader_of(groups, batch_sampler, pin_memory, **_):
+        pinned.append(pin_memory)
+        images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8, device="cpu")
+        return [ImageGroup(part, indices, images, {}) for part, indices in batch_sampler]
+
+    monkeypatch.setattr(fill, "DataLoader", loader_of)
+    with fake_gpu():
+        with torch.device("cpu"):
+            preprocessor = build_preprocessor(dict(type=kind, mean=[120.0] * 3, std=[70.0] * 3, to_rgb=True))
+        preprocessor.range_checked = {""}
+        loader = GroupLoader([], 64, preprocessor.to("cuda"), group_size=2, num_workers=0)
+        encoder = torch.nn.Conv2d(3, 8, 32, 32)
+        with torch.device("cpu"), StepCounts() as counts:
+            for group in loader.load([(0, [0, 1]), (0, [2])]):
+                grid = encoder(group.inputs).flatten(2).transpose(1, 2)  # 2 4 8
+                rows = rows_at(grid, torch.zeros(len(group.indices), 2, dtype=torch.int64))
+    assert pinned == [True]
+    assert (rows.device.type, rows.shape) == ("cuda", (1, 2, 8))
+    assert counts.waits.total() == 0
 
 
 def test_a_cpu_that_computes_in_half_precision_is_said_to_be_slow(cfg, capsys):

@@ -109,6 +109,24 @@ def test_features_in_files_are_clustered_without_the_images_that_have_none(tmp_p
     assert np.allclose(centroids, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("room", [0, 2, 6])
+def test_a_gpu_reads_the_blocks_that_it_has_room_for_once_and_gets_the_same_bits(room, tmp_path, monkeypatch):
+    """Of six blocks, in four iterations, and the first one twice before, to say what they cost."""
+    rows = stored(tmp_path / "features")
+    expected, _ = cluster(rows, KMeansOptions(30, 4, 1))
+    read = []
+    block_of = RowsOfImages.block
+    monkeypatch.setattr(
+        RowsOfImages, "block", lambda self, index: read.append(index) or block_of(self, index)
+    )
+    rooms = iter([True] * room)
+    monkeypatch.setattr(tokenizers.kmeans, "has_room", lambda *_: next(rooms, False))
+    centroids, _ = cluster(rows, KMeansOptions(30, 4, 1))
+    assert (centroids == expected).all()
+    of_the_cost = 0 if room else 2
+    assert len(read) == of_the_cost + room + 4 * (6 - room)
+
+
 def test_first_centroids_read_single_rows(tmp_path, monkeypatch):
     rows = stored(tmp_path / "features")
     whole = np.concatenate([rows.block(block) for block in range(len(rows.ends) - 1)])

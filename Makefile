@@ -1,4 +1,5 @@
-# make demo: set up .venv and run every step on handwritten digits
+# make demo: set up .venv and go from handwritten digits to frozen features; make demo-comparison: on to fine-tuning and
+#   segmentation, with and without pre-training
 # make test: set up .venv and run lint and the tests (no slow and no GPU ones)
 # make test-detection: set up .venv, and on top of it .venv-detection (MMDetection, MMRotate, MMPose, and MMCV's operators
 #   compiled here for the CPU), and run the tests of their recipes
@@ -47,11 +48,12 @@ JOBS ?= 3
 KEEP_MEMORY := MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_MMAP_THRESHOLD_=2147483647
 TORCH := torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help setup demo test test-detection research test-research test-openmmlab test-newest coverage docs bench-gpu lint format lock clean
+.PHONY: help setup demo demo-comparison test test-detection research test-research test-openmmlab test-newest coverage docs bench-gpu lint format lock clean
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
-	@echo "make demo    set up, then run every step on handwritten digits"
+	@echo "make demo    set up, then go from handwritten digits to frozen features (5 minutes)"
+	@echo "make demo-comparison   on to fine-tuning and segmentation, with and without pre-training (20 minutes)"
 	@echo "make test    set up, then lint and run the tests"
 	@echo "make coverage   set up, then run the same tests and say which lines and branches they do not run"
 	@echo "make test-detection   set up $(DETECTION) as well, then test detection and pose estimation"
@@ -82,6 +84,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: $(STAMP)
 	@$(KEEP_MEMORY) $(BIN)/python -W ignore tools/demo.py
+
+demo-comparison: $(STAMP)
+	@$(KEEP_MEMORY) $(BIN)/python -W ignore tools/demo.py --comparison
 
 test: lint
 	@$(KEEP_MEMORY) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"

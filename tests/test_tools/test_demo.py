@@ -1,6 +1,7 @@
 """The demo runs to its report with short stages, and its table compares what it says."""
 
 import contextlib
+import json
 import os
 import re
 import runpy
@@ -56,18 +57,40 @@ def clone(tmp_path, monkeypatch):
     signal.signal(signal.SIGTERM, before)  # which the demo takes as Ctrl-C
 
 
-def test_short_stages_lead_to_a_report_and_are_not_run_again(clone, monkeypatch, capsys):
+def run_quickly(monkeypatch, *words: str) -> tuple[str, list[demo_stages.Stage]]:
+    """The report's page and the stages of a demo that trains one epoch, and is not run again."""
     monkeypatch.setattr(demo_stages, "subprocess", SimpleNamespace(Popen=CommandHere))
-    demo.main(["--quick"])
+    demo.main(["--quick", *words])
     page = Path("work_dirs/demo/report.html").read_text()
-    printed = capsys.readouterr().out
-    assert page.count("<img") == 2 + 1 + 3 + 2  # curves, codebook, masks, segmentations
-    assert "report: work_dirs/demo/report.html" in printed
-    stages = demo.plan_stages(Path("work_dirs/demo"), quick=True)
+    stages = demo.plan_stages(Path("work_dirs/demo"), quick=True, comparison="--comparison" in words)
     assert all(stage.is_done for stage in stages)
     for stage in stages:
         assert stage.line.replace("'", "&#x27;") in page
-    # The table has the last value of each training's own log.
+    monkeypatch.setattr(demo_stages, "subprocess", None)  # a stage that started would fail
+    monkeypatch.setattr(demo, "make_report", lambda *_: Report("", "", demo.Table([], []), [], [], []))
+    demo.main(["--quick", *words])
+    return page, stages
+
+
+def test_frozen_features_are_shown_beside_those_of_random_weights(clone, monkeypatch, capsys):
+    page, stages = run_quickly(monkeypatch)
+    assert page.count("<img") == 2 + 1 + 3  # curves, codebook, masks
+    printed = capsys.readouterr().out
+    assert "report: work_dirs/demo/report.html" in printed
+    assert "5 of 5 stages were done before" in printed
+    mapet, random = json.loads(stages[-1].output.read_text()).values()
+    rows = demo.frozen_table(stages[-1]).rows
+    assert [row[1:] for row in rows] == [
+        [other["value"], own["value"], own["value"] - other["value"]]
+        for own, other in zip(mapet, random, strict=True)
+    ]
+    assert {row[0].partition(",")[0] for row in rows} == {"k-NN", "logistic regression"}
+
+
+@pytest.mark.slow
+def test_the_comparison_has_the_last_value_of_each_trainings_log(clone, monkeypatch, capsys):
+    page, stages = run_quickly(monkeypatch, "--comparison")
+    assert page.count("<img") == 2 + 1 + 3 + 2  # curves, codebook, masks, segmentations
     (row,) = (row for row in demo.results_table(stages).rows if row[0].startswith("fine-tuning, all"))
     logged = [
         float(re.findall(r"accuracy/top1: ([\d.]+)", stage.log.read_text())[-1])
@@ -75,12 +98,6 @@ def test_short_stages_lead_to_a_report_and_are_not_run_again(clone, monkeypatch,
         if stage.name in ("all-labels-scratch", "all-labels-mapet")
     ]
     assert row[1:4] == pytest.approx([*logged, logged[1] - logged[0]], abs=1e-3)
-
-    monkeypatch.setattr(demo_stages, "subprocess", None)  # a stage that started would fail
-    drawn = Report("", "", demo.results_table(stages), [], [], [])
-    monkeypatch.setattr(demo, "make_report", lambda *_: drawn)
-    demo.main(["--quick"])
-    assert "14 of 14 stages were done before" in capsys.readouterr().out
 
 
 def test_without_pretraining_as_many_images_are_seen_and_no_layer_learns_slower(clone):
@@ -107,7 +124,7 @@ def test_without_pretraining_as_many_images_are_seen_and_no_layer_learns_slower(
 
 
 def test_frozen_and_fine_tuned_segmentation_train_the_head_alone_or_all(clone):
-    stages = {stage.name: stage for stage in demo.plan_stages(Path("out"))}
+    stages = {stage.name: stage for stage in demo.plan_stages(Path("out"), comparison=True)}
     unfrozen = "model.backbone.frozen_stages=-1"
     for start in ("scratch", "mapet"):
         assert unfrozen not in stages[f"segmentation-frozen-{start}"].command
@@ -117,7 +134,7 @@ def test_frozen_and_fine_tuned_segmentation_train_the_head_alone_or_all(clone):
 
 
 def test_a_changed_recipe_runs_anew_with_all_that_starts_from_it(clone):
-    before = {stage.name: stage.folder for stage in demo.plan_stages(Path("out"))}
+    before = {stage.name: stage.folder for stage in demo.plan_stages(Path("out"), comparison=True)}
     (clone / "configs").unlink()
     (clone / "configs").mkdir()
     for path in (ROOT / "configs").iterdir():
@@ -130,14 +147,13 @@ def test_a_changed_recipe_runs_anew_with_all_that_starts_from_it(clone):
     text = recipe.read_text()
     recipe.unlink()
     recipe.write_text(f"{text}optim_wrapper = dict(optimizer=dict(lr=1e-3))\n")
-    after = {stage.name: stage.folder for stage in demo.plan_stages(Path("out"))}
+    after = {stage.name: stage.folder for stage in demo.plan_stages(Path("out"), comparison=True)}
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"pretraining", *(f"{task.name}-mapet" for task in demo.TASKS)}
 
 
 def test_the_page_shows_the_same_rows_and_spreads():
-    lines = (
-        (ROOT / "docs/demo.md").read_text().split("| spread of each |")[1].partition("\n\n")[0].splitlines()
-    )
+    page = (ROOT / "research/results/demo_comparison.md").read_text()
+    lines = page.split("| spread of each |")[1].partition("\n\n")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
     assert [(row[0], row[-1]) for row in cells] == [(task.heading, task.spread) for task in demo.TASKS]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,34 +13,13 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.run_folder import Run
 
 if TYPE_CHECKING:
     import pandas as pd
     from PIL import Image
 
 FEATURES = Path("work_dirs/features")
-
-
-@dataclass(frozen=True)
-class Run:
-    """What `pretrain` made: a folder that timm, Hugging Face and OpenMMLab can read parts of."""
-
-    folder: Path
-
-    @property
-    def verdict(self) -> dict[str, Any] | None:
-        """Whether it helped: `sentence`, and `measures` with their intervals; None without a verdict."""
-        file = self.folder / "verdict.json"
-        return json.loads(file.read_text()) if file.is_file() else None
-
-    @property
-    def report(self) -> Path:
-        """The page with the verdict, curves and pictures."""
-        return self.folder / "report.html"
-
-    def load(self) -> Loaded:
-        """The pre-trained ViT; see `load`."""
-        return load(self.folder)
 
 
 class Loaded(NamedTuple):
@@ -133,7 +111,7 @@ def evaluate(
     level = None if class_level is None else level_of(class_level)
     sources = dict(labels=_as_text(labels), class_level=level)
     if takes_other_classes(os.fspath(model), _as_text(data), **sources):
-        loaded = replace(loaded, config=with_other_classes(loaded.config, Path(model), **sources))
+        loaded = replace(loaded, config=with_other_classes(loaded.config, Run(Path(model)), **sources))
         sources = {}
     wish = Wish(_as_text(data), protocols, every, workers=workers, **sources)
     (rows,) = evaluate_models({loaded.name: loaded}, wish, Path(cache)).values()
@@ -162,12 +140,12 @@ def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -
     """
     from mapet_mm.evaluation.models import load_model
     from mapet_mm.utils.dist import print_once
-    from mapet_mm.utils.run_folder import newer_checkpoint
 
     name = os.fspath(name)
-    exported = Path(name, "timm")
+    run = Run(Path(name))
+    exported = run.export("timm")
     if exported.is_dir() and checkpoint is None:
-        newer = newer_checkpoint(Path(name), exported)
+        newer = run.newer_checkpoint(exported)
         if newer:
             print_once(
                 f"{name}: timm's export, made before {newer.name} of the training that goes on: "

@@ -25,10 +25,10 @@ from sklearn.neighbors import KNeighborsClassifier
 from timm.data import create_transform, resolve_data_config
 from torch.nn import functional as F
 
-from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, write_config
+from mapet_mm.cli.configs import write_config
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.pretrain import parse_args, prepare, pretrain
-from mapet_mm.cli.verdict import TESTED, VOTING
+from mapet_mm.utils.run_folder import PRETRAINING, TESTED, TOKENIZER, VOTING
 
 SIZES = dict(img_size=28, patch_size=4, embed_dim=96, depth=4, num_heads=3)
 PER_CLASS = 600  # photographs of clothes, in each case

@@ -92,6 +92,7 @@ def main() -> None:
     from mapet_mm.evaluation.tables import figure_text, results_table
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process, print_once, say_share
+    from mapet_mm.utils.run_folder import Run
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import Report, write_report
 
@@ -112,7 +113,7 @@ def main() -> None:
             loaded.append(twin)
     sources = dict(labels=args.labels, class_level=args.class_level)
     if takes_other_classes(args.model, args.data, **sources):
-        config = with_other_classes(loaded[0].config, Path(args.model), **sources)
+        config = with_other_classes(loaded[0].config, Run(Path(args.model)), **sources)
         loaded[0] = replace(loaded[0], config=config)
         sources = {}
     columns: dict[str, Model] = {}

@@ -44,16 +44,15 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    from mapet_mm.cli.pretrain import last_checkpoint
     from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
-    from mapet_mm.cli.verdict import TESTED, drop_skipped, takes_other_classes, with_other_classes
+    from mapet_mm.cli.verdict import drop_skipped, takes_other_classes, with_other_classes
     from mapet_mm.evaluation.image_sets import read_image_sets
     from mapet_mm.evaluation.models import RANDOM, load_model
     from mapet_mm.evaluation.verdict import RESULT, START, judge
     from mapet_mm.interop.model_card import add_verdict
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, run_alone
-    from mapet_mm.utils.run_folder import RUN_CONFIG
+    from mapet_mm.utils.run_folder import PRETRAINING, TESTED, VERDICT, Run
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import write_report
 
@@ -61,6 +60,7 @@ def main() -> None:
     choose_device()
     MMLogger.get_instance("verdict", log_level="WARNING")  # MMEngine logs initialisations
     is_run = Path(args.model, TESTED).is_file()
+    run = Run(Path())
     accuracy = None
     args.cache = args.cache.absolute()
     args.out = args.out and args.out.absolute()
@@ -70,17 +70,17 @@ def main() -> None:
             args.data = os.path.abspath(args.data)
         os.chdir(args.model)  # to which a RUN's paths are relative
         args.model = "."
-        drop_skipped(Path())
-        accuracy = token_accuracy_of(Path())
+        drop_skipped(run)
+        accuracy = token_accuracy_of(run)
 
     result = load_model(args.model, args.checkpoint)
     declared = result.config
     sources = dict(labels=args.labels, class_level=args.class_level)
     if takes_other_classes(args.model, args.data, **sources):
-        declared = with_other_classes(declared, Path(), **sources)
+        declared = with_other_classes(declared, run, **sources)
         sources.clear()
     loaded = {RESULT: result}
-    start = load_model(*args.start) if args.start else load_model(RUN_CONFIG if is_run else args.model)
+    start = load_model(*args.start) if args.start else load_model(PRETRAINING if is_run else args.model)
     if not start.is_random and start.digest != result.digest:
         loaded[START] = start
     loaded[RANDOM] = load_model(args.model, args.checkpoint, random=True)
@@ -89,22 +89,22 @@ def main() -> None:
         declaring = model.config if args.start and name == START and args.data else declared
         models[name] = (model, read_image_sets(declaring, args.data, workers=args.workers, **sources))
     verdict = judge(models, args.cache, accuracy)
-    about_method = method_words(Path()) if is_run else ""
+    about_method = method_words(run) if is_run else ""
     if about_method:
         verdict = replace(verdict, sentence=f"{verdict.sentence} {about_method}")
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        replace_json(args.out / "verdict.json", verdict.as_json())
+        replace_json(args.out / VERDICT, verdict.as_json())
         print(f"wrote {args.out / 'verdict.json'}")
     if args.out and is_run:
         page = write_report(
             args.out / "report.html",
-            report_of_run(Path(), verdict, loaded, models[RESULT][1], args.cache),
+            report_of_run(run, verdict, loaded, models[RESULT][1], args.cache),
         )
         print(f"wrote {page} (open it in a browser)")
         if args.out == Path().absolute():  # the model cards in RUN
-            add_verdict(args.out, last_checkpoint(args.out))
+            add_verdict(Run(args.out))
 
 
 if __name__ == "__main__":

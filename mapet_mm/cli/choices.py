@@ -12,13 +12,14 @@ import torch
 
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.start_models import SIDE
-from mapet_mm.cli.starts import GRID, INIT, Start, take_start
+from mapet_mm.cli.starts import GRID, Start, take_start
 from mapet_mm.datasets.classes import classes_of
 from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.utils.disk import GIGABYTE, free_bytes
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.run_folder import INIT
 
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's

@@ -14,19 +14,25 @@ from mmengine.runner import Runner
 
 from mapet_mm.cli.choices import Choices
 from mapet_mm.cli.options import PretrainOptions
-from mapet_mm.cli.starts import INIT, Start
-from mapet_mm.cli.verdict import HELD_OUT, add_entries, write_lists
+from mapet_mm.cli.starts import Start
+from mapet_mm.cli.verdict import add_entries, write_lists
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
-from mapet_mm.utils.config import nodes, type_name
+from mapet_mm.utils.config import nodes, read_config, type_name
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import IDENTITY
-from mapet_mm.utils.run_folder import EXPORTS
+from mapet_mm.utils.run_folder import (
+    CODEBOOK,
+    EXPORTS,
+    HELD_OUT,
+    IMAGES,
+    INIT,
+    PRETRAINING,
+    TOKENIZER,
+    TOKENS,
+    Run,
+)
 
-TOKENIZER = "tokenizer.py"
-PRETRAINING = "pretrain.py"
-STORE = "tokens"
-IMAGES = "images.txt"
 HEAD = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
 PAPERS_RATE = 1.5e-3
 PAPERS_BATCH = 2048
@@ -41,11 +47,11 @@ MAX_SKIPPED = 0.05  # share of the images that may be left out
 
 def write_configs(args: PretrainOptions, choices: Choices) -> None:
     """Write the list of images and the two configs into RUN; configs that exist are kept."""
-    replace_file(args.out / IMAGES, "\n".join(choices.names).encode())
+    replace_file(args.run / IMAGES, "\n".join(choices.names).encode())
     print("\n".join(write_lists(args, choices.names)), flush=True)
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
-        if not (args.out / name).exists():
-            write_config(args.out / name, make(args, choices))
+        if not (args.run / name).exists():
+            write_config(args.run / name, make(args, choices))
 
 
 def write_config(path: Path, cfg: Config) -> None:
@@ -53,41 +59,41 @@ def write_config(path: Path, cfg: Config) -> None:
     replace_file(path, (HEAD + cfg.pretty_text).encode())
 
 
-def lengthen(out: Path, options: dict[str, Any], epochs: int) -> str:
+def lengthen(run: Run, options: dict[str, Any], epochs: int) -> str:
     """Give RUN's training more epochs than its options have; returns a line about it."""
-    cfg = Config.fromfile(out / PRETRAINING)
+    cfg = run.config
     cfg.resume = True
     cfg.train_cfg.max_epochs = epochs
     cfg.param_scheduler[-1].end = epochs
-    write_config(out / PRETRAINING, cfg)
-    replace_json(out / IDENTITY, {**options, "epochs": epochs})
+    write_config(run / PRETRAINING, cfg)
+    replace_json(run / IDENTITY, {**options, "epochs": epochs})
     return (
         f"epochs: {options['epochs']}, now {epochs}: the training goes on from its last checkpoint, at the "
         f"learning rate that {epochs} epochs have there"
     )
 
 
-def move_images(out: Path, images: Path) -> str:
+def move_images(run: Run, images: Path) -> str:
     """Let RUN's configs read the images from the folder in which they lie now.
 
     Returns:
         A line about it; empty if it is the same folder as before.
     """
-    before = Config.fromfile(out / TOKENIZER).data_root
-    if os.path.realpath(out / before) == os.path.realpath(images):
+    before = read_config(run / TOKENIZER).data_root
+    if os.path.realpath(run / before) == os.path.realpath(images):
         return ""
     now = str(images.absolute())
     for name in (PRETRAINING, TOKENIZER):  # the one that says where they were comes last
-        cfg = Config.fromfile(out / name)
+        cfg = read_config(run / name)
         moved = {key: now for key, value in nodes(cfg.to_dict()) if value == before}
         cfg.merge_from_dict(moved)
         if name == PRETRAINING:
             cfg.resume = True
-        write_config(out / name, cfg)
+        write_config(run / name, cfg)
     return f"images: in {before} before, now in {now}"
 
 
-def share_batch(out: Path, processes: int) -> str:
+def share_batch(run: Run, processes: int) -> str:
     """Let another number of processes share the images of a step of RUN's training, which stay as many.
 
     Returns:
@@ -96,7 +102,7 @@ def share_batch(out: Path, processes: int) -> str:
     Raises:
         UserError: they cannot share them equally.
     """
-    cfg = Config.fromfile(out / PRETRAINING)
+    cfg = run.config
     before = cfg.auto_scale_lr.get("processes", processes)
     if processes == before:
         return ""
@@ -104,23 +110,23 @@ def share_batch(out: Path, processes: int) -> str:
     if batch % processes:
         fitting = max(count for count in range(1, processes) if batch % count == 0)
         raise UserError(
-            f"{out} trains with {batch} images a step, which {processes} processes cannot share equally: add "
+            f"{run} trains with {batch} images a step, which {processes} processes cannot share equally: add "
             f"--processes {fitting}"
         )
     share = batch // processes
     cfg.resume = True
     cfg.train_dataloader.batch_size = share
     cfg.auto_scale_lr.processes = processes
-    write_config(out / PRETRAINING, cfg)
+    write_config(run / PRETRAINING, cfg)
     return f"processes: {before}, now {processes}, with {share} images each, {batch} a step as before"
 
 
-def set_max_skipped(out: Path, share: float) -> None:
+def set_max_skipped(run: Run, share: float) -> None:
     """Let this share of the images be left out, now and at later starts."""
-    cfg = Config.fromfile(out / TOKENIZER)
+    cfg = read_config(run / TOKENIZER)
     if cfg.max_skipped != share:
         cfg.max_skipped = share
-        write_config(out / TOKENIZER, cfg)
+        write_config(run / TOKENIZER, cfg)
 
 
 def process_count(args: PretrainOptions) -> int:
@@ -149,8 +155,8 @@ def tokenizer_config(args: PretrainOptions, choices: Choices) -> Config:
     return Config(
         dict(
             data_root=images["data_prefix"],
-            token_store=STORE,
-            tokenizer=dict(tokens.config, codebook="codebook.safetensors"),
+            token_store=TOKENS,
+            tokenizer=dict(tokens.config, codebook=CODEBOOK),
             data_preprocessor=dict(type="SelfSupDataPreprocessor", mean=mean, std=std, to_rgb=True),
             dataset=[images],
             codebook=dict(
@@ -187,7 +193,7 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     if choices.start:
         share = 10  # the head and the mask token are new, and their first gradients reach trained layers
     warm_up = min(max(1, args.epochs // share), args.epochs - 1)
-    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
+    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=TOKENS)
     pipeline = [*load_square, cfg.color_jitter, load_tokens, cfg.pack]
     cfg.train_dataloader.dataset = images_config(args, pipeline)
     # In each iteration: the recipe's rate changes once an epoch, of which a folder may need only a few.
@@ -227,9 +233,9 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     cfg.custom_hooks = [*checks, dict(type="mapet_mm.ProgressHook")]
     kept = {*signature(Runner).parameters, "custom_hooks", EXPORTS}
     pretraining = Config({name: value for name, value in cfg.items() if name in kept})
-    add_entries(pretraining, args)
+    add_entries(pretraining, args.run)
     if choices.stores_squares:
-        train_on_squares(pretraining, load_square, choices, args.out)
+        train_on_squares(pretraining, load_square, choices, args.run)
     return pretraining
 
 
@@ -249,12 +255,12 @@ def learning_rates(args: PretrainOptions, total: int, continues: bool) -> tuple[
     return rate, decay
 
 
-def train_on_squares(pretraining: Config, load_square: list, choices: Choices, out: Path) -> None:
+def train_on_squares(pretraining: Config, load_square: list, choices: Choices, run: Run) -> None:
     """Read stored squares. A GPU jitters their colours; without one the loader does, as it would images'."""
     loader = pretraining.train_dataloader
     *_, jitter, _, pack = loader.dataset.pipeline
-    loader.dataset = dict(type="mapet_mm.StoredImages", store=STORE, square=load_square, size=choices.side)
-    if (out / HELD_OUT).exists():
+    loader.dataset = dict(type="mapet_mm.StoredImages", store=TOKENS, square=load_square, size=choices.side)
+    if run.held_out:
         loader.dataset.left_out = HELD_OUT
     if torch.cuda.is_available():
         loader.collate_fn = dict(type="mapet_mm.whole_batch")

@@ -20,6 +20,7 @@ from mapet_mm.utils.options import (
     options_table,
     whole_number,
 )
+from mapet_mm.utils.run_folder import Run
 
 EPOCHS = 300
 COUNT = whole_number("1 or more", lambda count: count >= 1)
@@ -166,6 +167,11 @@ class PretrainOptions(Options):
             raise OptionError("--tokenizer init needs --init START")
         if self.labels and self.class_level is not None:
             raise OptionError("--labels and --class-level exclude each other")
+
+    @property
+    def run(self) -> Run:
+        """The folder for everything that is made."""
+        return Run(self.out)
 
     def recorded(self) -> dict[str, Any]:
         """Those that decide what is computed, with whole paths: a RUN keeps them from its first start on."""

@@ -8,13 +8,11 @@ can edit them and run the printed commands yourself, in RUN.
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,14 +21,16 @@ from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.utils.commands import loading_call, tool_command
 from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.utils.identity import (
-    IDENTITY,
     digest_of_file,
     file_digests,
     require_same_files,
     require_settings,
 )
 from mapet_mm.utils.options import parse_options
+from mapet_mm.utils.run_folder import IMAGES, INIT, PRETRAINING, TOKENIZER, Run
 from mapet_mm.utils.signals import listen
+
+LIBRARIES = {"timm": "timm", "hf": "Hugging Face"}
 
 
 def parse_args(arguments: Sequence[str]) -> PretrainOptions:
@@ -73,21 +73,22 @@ def pretrain(args: PretrainOptions) -> None:
 
     with held:  # also kept by the processes that it starts, until they have ended
         # More epochs than before are no other job: they lengthen the training that is there.
-        earlier = recorded_options(args.out)
+        run = args.run
+        earlier = run.options
         args = replace(args, epochs=args.epochs or earlier.get("epochs", EPOCHS))
         epochs = min(args.epochs, earlier.get("epochs", args.epochs))
         options = prepare(args, replace(args, epochs=epochs).recorded())
-        shared = share_batch(args.out, process_count(args))
+        shared = share_batch(run, process_count(args))
         if shared:
             print(shared, flush=True)
         if args.epochs > epochs:
-            print(lengthen(args.out, options, args.epochs), flush=True)
+            print(lengthen(run, options, args.epochs), flush=True)
         if args.max_skipped is not None:
-            set_max_skipped(args.out, args.max_skipped)
+            set_max_skipped(run, args.max_skipped)
         commands = stages(args)
-        print(f"the following commands run in {args.out}, where you can also run them yourself", flush=True)
+        print(f"the following commands run in {run}, where you can also run them yourself", flush=True)
         run_stages(commands, args.out, held)
-    print(next_steps(args))
+    print(next_steps(run))
 
 
 def with_start(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
@@ -97,9 +98,9 @@ def with_start(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]
     """
     if not args.init:
         return options
-    from mapet_mm.cli.starts import INIT, source_digest
+    from mapet_mm.cli.starts import source_digest
 
-    recorded = recorded_options(args.out)
+    recorded = args.run.options
     source = source_digest(args.init)
     if "start" in recorded:
         before = recorded["start"]["source"]
@@ -107,7 +108,7 @@ def with_start(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]
             source = before
         elif source == before:  # wherever it lies now
             options = {**options, "init": recorded["init"]}
-    return {**options, "start": dict(weights=digest_of_file(args.out / INIT), source=source)}
+    return {**options, "start": dict(weights=digest_of_file(args.run / INIT), source=source)}
 
 
 def with_files(args: PretrainOptions, options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def with_files(args: PretrainOptions, options: dict[str, Any], names: Sequence[s
     Raises:
         UserError: images of RUN are missing or others, or the labels are.
     """
-    recorded = recorded_options(args.out)
+    recorded = args.run.options
     files = recorded.get("files")
     if not recorded:
         labels = digest_of_file(args.labels) if args.labels else None
@@ -142,27 +143,20 @@ def with_files(args: PretrainOptions, options: dict[str, Any], names: Sequence[s
 
 def require_all(args: PretrainOptions, names: Sequence[str]) -> None:
     """Raise UserError unless a folder has all images of RUN, but for those that could not be decoded."""
-    from mapet_mm.cli.configs import IMAGES, STORE
     from mapet_mm.structures import TokenStore
     from mapet_mm.structures.names import read_lines
 
-    if not (args.out / IMAGES).exists():  # the first start ended early
+    if not (args.run / IMAGES).exists():  # the first start ended early
         return
-    listed = read_lines(args.out / IMAGES)
+    listed = read_lines(args.run / IMAGES)
     missing = set(listed).difference(names)
-    if missing and (args.out / STORE).exists():
-        missing.difference_update(TokenStore.open(args.out / STORE).skipped)
+    if missing and args.run.tokens.exists():
+        missing.difference_update(TokenStore.open(args.run.tokens).skipped)
     if missing:
         raise UserError(
             f"{args.images} lacks {len(missing)} of the {len(listed)} images of run `{args.out}`, such as "
             f"{min(missing)}: bring them back, or take another --out"
         )
-
-
-def recorded_options(out: Path) -> dict[str, Any]:
-    """The options that a RUN was made with; none before its first start."""
-    identity = out / IDENTITY
-    return json.loads(identity.read_text()) if identity.exists() else {}
 
 
 def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
@@ -172,11 +166,11 @@ def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
         The options with the identity of the weights to start from.
     """
     from mapet_mm.cli.choices import choose, find_images
-    from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, move_images, write_configs
+    from mapet_mm.cli.configs import move_images, write_configs
     from mapet_mm.cli.verdict import require_same_classes
     from mapet_mm.structures.names import read_lines
 
-    configs = [args.out / TOKENIZER, args.out / PRETRAINING]
+    configs = [args.run / TOKENIZER, args.run / PRETRAINING]
     if not all(config.exists() for config in configs):
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
@@ -185,15 +179,15 @@ def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
         write_configs(args, choices)
         return options
 
-    require_same_classes(args, recorded_options(args.out))
+    require_same_classes(args, args.run.options)
     names, _ = find_images(args.images)
     options = with_start(args, with_files(args, options, names))
     require_settings(args.out, options, "run", "take another --out")
     print(f"going on with {' and '.join(map(str, configs))}", flush=True)
-    moved = move_images(args.out, args.images)
+    moved = move_images(args.run, args.images)
     if moved:
         print(moved, flush=True)
-    num_new = len(set(names).difference(read_lines(args.out / IMAGES)))
+    num_new = len(set(names).difference(read_lines(args.run / IMAGES)))
     if num_new:
         print(f"images: {num_new} are new and left out (another --out trains with them)", flush=True)
     return options
@@ -204,25 +198,22 @@ def stages(args: PretrainOptions) -> list[Stage]:
 
     They name files by whole paths, so what the tools print is right from any folder.
     """
-    from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, process_count
-    from mapet_mm.cli.verdict import HELD_OUT
+    from mapet_mm.cli.configs import process_count
 
-    run = args.out.absolute()
-    checkpoint = last_checkpoint(run)
+    run = Run(args.out.absolute())
+    checkpoint = run.checkpoint
     retry = ["--retry-skipped"] if args.retry_skipped else []
-    squares = []
-    if reads_squares(run):
-        squares = [("squares", "store-images", run / PRETRAINING)]
     commands = [
         ("codebook", "fit-codebook", run / TOKENIZER),
         ("tokens", "extract-tokens", run / TOKENIZER, *retry),
-        *squares,
-        ("pre-training", "train", run / PRETRAINING, "--work-dir", checkpoint.parent),
-        ("for timm", "convert", "mm", "timm", checkpoint, run / "timm"),
     ]
-    if has_hugging_face(run):
-        commands.append(("for Hugging Face", "convert", "mm", "hf", checkpoint, run / "huggingface"))
-    if (run / HELD_OUT).exists():
+    if run.config.train_dataloader.dataset.type == "mapet_mm.StoredImages":
+        commands.append(("squares", "store-images", run / PRETRAINING))
+    commands.append(("pre-training", "train", run / PRETRAINING, "--work-dir", checkpoint.parent))
+    for library in run.libraries:
+        title = f"for {LIBRARIES[library]}"
+        commands.append((title, "convert", "mm", library, checkpoint, run.export(library)))
+    if run.held_out:
         commands.append(("verdict", "verdict", run, "--cache", run / "features", "--out", run))
     made = []
     for title, tool, *arguments in commands:
@@ -238,42 +229,14 @@ def stages(args: PretrainOptions) -> list[Stage]:
     return made
 
 
-def reads_squares(run: Path) -> bool:
-    """True if the pre-training in a RUN reads stored squares."""
-    from mapet_mm.cli.configs import PRETRAINING, Config
-
-    dataset = Config.fromfile(run / PRETRAINING).train_dataloader.dataset
-    return dataset.type == "mapet_mm.StoredImages"
-
-
-def last_checkpoint(run: Path) -> Path:
-    """The checkpoint that the pre-training in a RUN will end with."""
-    from mapet_mm.cli.configs import PRETRAINING, Config
-
-    cfg = Config.fromfile(run / PRETRAINING)
-    return run / cfg.work_dir / f"epoch_{cfg.train_cfg.max_epochs}.pth"
-
-
-def has_hugging_face(run: Path) -> bool:
-    """True unless Hugging Face has no network like the one that a RUN continues."""
-    from mapet_mm.cli.configs import EXPORTS, PRETRAINING, Config
-
-    exports = Config.fromfile(run / PRETRAINING).get(EXPORTS)
-    return exports is None or exports.hf is not None
-
-
-def next_steps(args: PretrainOptions) -> str:
+def next_steps(run: Run) -> str:
     """What to do with a RUN that has ended, by names that are right in the folder of the caller."""
-    from mapet_mm.cli.verdict import HELD_OUT
-    from mapet_mm.utils.run_folder import backbone_entry
-
-    evaluate = shlex.join(["mapet-mm", "evaluate", str(args.out)])
+    evaluate = shlex.join(["mapet-mm", "evaluate", str(run)])
     lines = []
-    if (args.out / HELD_OUT).exists():  # all protocols on the verdict's images
+    if run.held_out:  # all protocols on the verdict's images
         lines.append(f"{evaluate} --all")
     lines.append(f"{evaluate} --data FOLDER")
-    lines.append(loading_call("timm", args.out / "timm"))
-    if has_hugging_face(args.out):
-        lines.append(loading_call("hf", args.out / "huggingface"))
-    lines.append(f"{backbone_entry(args.out)}  # in an OpenMMLab config")
+    for library in run.libraries:
+        lines.append(loading_call(library, run.export(library)))
+    lines.append(f"{run.backbone}  # in an OpenMMLab config")
     return "next: " + "\n      ".join(lines)

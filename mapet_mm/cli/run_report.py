@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mmengine.config import Config
 from torch import Tensor
 
-from mapet_mm.cli.configs import IMAGES, PRETRAINING, STORE, TOKENIZER
 from mapet_mm.dependencies import version_report
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import ImageSet
@@ -20,8 +18,8 @@ from mapet_mm.evaluation.verdict import RESULT, Verdict
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
-from mapet_mm.utils.config import type_name
-from mapet_mm.utils.run_folder import backbone_entry
+from mapet_mm.utils.config import read_config, type_name
+from mapet_mm.utils.run_folder import IMAGES, TOKENIZER, Run
 from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
 from mapet_mm.visualization.features import (
@@ -41,20 +39,14 @@ QUERIES = 5
 NEIGHBOURS = 5
 
 
-def work_dir_of(run: Path) -> Path:
-    """The folder of a RUN's training."""
-    return run / Config.fromfile(run / PRETRAINING).work_dir
-
-
-def token_accuracy_of(run: Path) -> float | None:
+def token_accuracy_of(run: Run) -> float | None:
     """The last token accuracy on held-out images, in percent; None if none was measured."""
-    return last_values(work_dir_of(run)).get("token/accuracy")
+    return last_values(run.work_dir).get("token/accuracy")
 
 
-def method_words(run: Path) -> str:
+def method_words(run: Run) -> str:
     """A sentence about the method of a RUN, for its verdict; none about the paper's."""
-    model = Config.fromfile(run / PRETRAINING).model
-    if type_name(model.type) != "VisibleMIM":
+    if type_name(run.config.model.type) != "VisibleMIM":
         return ""
     return (
         "The method is VisibleMIM, an extension: in small trials its frozen features beat MaPeT's on images "
@@ -63,7 +55,7 @@ def method_words(run: Path) -> str:
 
 
 def report_of_run(
-    run: Path,
+    run: Run,
     verdict: Verdict,
     models: Mapping[str, Model],
     images: Mapping[str, ImageSet],
@@ -79,8 +71,8 @@ def report_of_run(
         cache: folder of the features.
     """
     names = read_lines(run / IMAGES)
-    store = TokenStore.open(run / STORE)
-    root = Config.fromfile(run / TOKENIZER).data_root
+    store = TokenStore.open(run.tokens)
+    root = read_config(run / TOKENIZER).data_root
     shown = {name: models[name] for name in (verdict.compared_with, RESULT)}
     sections = [*verdict_section(verdict.as_json()), curves_of(run)]
     sections += principal_section(shown, images["val"])
@@ -94,14 +86,14 @@ def report_of_run(
         facts=[tuple(line.split(maxsplit=1)) for line in version_report().splitlines() if " " in line],
         commands=[
             command_of(run, full_paths=True),
-            f"{backbone_entry(run.absolute())}  # in an OpenMMLab config",
+            f"{Run(run.folder.absolute()).backbone}  # in an OpenMMLab config",
         ],
     )
 
 
-def curves_of(run: Path) -> Section:
+def curves_of(run: Run) -> Section:
     """Loss, token accuracy and, with labels, k-NN by epoch."""
-    folder = work_dir_of(run)
+    folder = run.work_dir
     panels = list(PRETRAINING_PANELS)
     if any("knn/top1" in record for record in read_scalars(folder)):
         panels.append(KNN_PANEL)

@@ -25,10 +25,9 @@ from mapet_mm.interop.names import MASK_TOKEN
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest, digest_of_file
-from mapet_mm.utils.run_folder import EXPORTS, RUN_CONFIG, newest_checkpoint
+from mapet_mm.utils.run_folder import EXPORTS, INIT, PRETRAINING, Run
 from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
 
-INIT = "init.pth"
 ARCHS = ("tiny", "small", "base")
 NAMED = ("timm", "hf")
 TAKEN = (
@@ -75,10 +74,10 @@ def take_start(source: str, out: Path, arch: str | None) -> Start:
     library, _, name = source.partition(":")
     path = Path(source)
     if library not in NAMED and path.is_dir():
-        if (path / RUN_CONFIG).is_file():
+        if Run(path).exists:
             return _of_run(source, out, arch)
         if not (path / "config.json").is_file():
-            raise UserError(f"--init {source}: a folder without config.json or {RUN_CONFIG}; {TAKEN}")
+            raise UserError(f"--init {source}: a folder without config.json or {PRETRAINING}; {TAKEN}")
         is_of_timm = '"architecture"' in (path / "config.json").read_text()
         library, name = ("timm", f"local-dir:{source}") if is_of_timm else ("hf", source)
     if library not in NAMED:
@@ -104,7 +103,7 @@ def _of_file(source: str, path: Path, out: Path, arch: str | None) -> Start:
 
 def _of_run(source: str, out: Path, arch: str | None) -> Start:
     """The last checkpoint of another RUN."""
-    last = newest_checkpoint(Path(source))
+    last = Run(Path(source)).newest_checkpoint
     return _of_file(f"{source} ({last.name})", last, out, arch)
 
 

@@ -23,12 +23,16 @@ from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.run_folder import (
+    HELD_OUT,
+    OTHER_TESTED,
+    OTHER_VOTING,
+    TESTED,
+    TRAINED,
+    VOTING,
+    Run,
+)
 
-TRAINED = "train.txt"  # images that are trained on
-HELD_OUT = "held_out.txt"  # the others
-# Of these, the images that the verdict takes, with labels if there are any.
-VOTING = "verdict_train.txt"
-TESTED = "verdict_val.txt"
 SHARE = 0.1
 MOST = 10_000  # images that are held out, and images that vote
 # Groups that are held out, if this is at most the share of all images.
@@ -42,9 +46,6 @@ FEWEST_VOTING = 10 * NEIGHBOURS
 SHOTS = 10  # labels a class
 PROBES = 10  # of k-NN, during the training
 MOST_PROBED = 2_000
-# Lists of other classes than the pre-training's.
-OTHER_VOTING = "verdict_train_other.txt"
-OTHER_TESTED = "verdict_val_other.txt"
 
 
 def write_lists(args: PretrainOptions, names: Sequence[str]) -> list[str]:
@@ -65,8 +66,8 @@ def write_lists(args: PretrainOptions, names: Sequence[str]) -> list[str]:
     held_out = [name for name in names if original[name] not in voters]
     trained = [name for name in names if original[name] in voters]
     for file, listed in ((TRAINED, trained), (HELD_OUT, held_out)):
-        replace_file(args.out / file, "\n".join(sorted(listed)).encode())
-    images.write(args.out, VOTING, TESTED)
+        replace_file(args.run / file, "\n".join(sorted(listed)).encode())
+    images.write(args.run, VOTING, TESTED)
     return [
         f"verdict: {len(held_out)} images are held out of the pre-training, {images.words}; {words} "
         "(--no-verdict trains on all)"
@@ -87,7 +88,7 @@ def require_same_classes(args: PretrainOptions, recorded: Mapping[str, Any]) -> 
         args: of this start.
         recorded: the options of the first one.
     """
-    if not (args.out / HELD_OUT).exists():
+    if not args.run.held_out:
         return
     if args.labels and not recorded.get("labels"):
         wish = ["--labels", str(args.labels)]
@@ -111,13 +112,13 @@ class VerdictImages:
     classes: Mapping[str, str] | None
     words: str
 
-    def write(self, folder: Path, voting: str, tested: str) -> None:
-        """Write both lists, of lines `name class` if there are classes."""
+    def write(self, run: Run, voting: str, tested: str) -> None:
+        """Write both lists into RUN, of lines `name class` if there are classes."""
         classes = self.classes or {}
         numbers = {name: number for number, name in enumerate(sorted(set(classes.values())))}
         for file, listed in ((voting, self.voting), (tested, self.tested)):
             lines = [f"{name} {numbers[classes[name]]}" if classes else name for name in sorted(listed)]
-            replace_file(folder / file, "\n".join(lines).encode())
+            replace_file(run / file, "\n".join(lines).encode())
 
 
 def verdict_images(
@@ -187,9 +188,9 @@ def voting_images(names: Sequence[str], classes: Mapping[str, str], most: int, s
     return [name for *_, name in sorted(ranked)[:most]]
 
 
-def add_entries(cfg: Config, args: PretrainOptions) -> Config:
+def add_entries(cfg: Config, run: Run) -> Config:
     """Let a config train without the held-out images and validate on them, and name the verdict's images."""
-    if not (args.out / HELD_OUT).exists():
+    if not run.held_out:
         return cfg
     loader = cfg.train_dataloader
     dataset = loader.dataset.to_dict()
@@ -210,11 +211,11 @@ def add_entries(cfg: Config, args: PretrainOptions) -> Config:
 
     # The images of the verdict, and k-NN on some of them during the training.
     loader_of_all = dict(options, dataset=dict(dataset, pipeline=plain))
-    sets = image_sets(loader_of_all, args.out, VOTING, TESTED)
+    sets = image_sets(loader_of_all, run, VOTING, TESTED)
     cfg[SECTION] = sets
-    num_voting = len(read_lines(args.out / VOTING))
+    num_voting = len(read_lines(run / VOTING))
     if num_voting:
-        num_trained = len(read_lines(args.out / TRAINED))
+        num_trained = len(read_lines(run / TRAINED))
         probe: dict[str, Any] = dict(type="mapet_mm.KNNProbeHook", interval=interval)
         probe["k"] = suiting_k(num_voting)
         probe["most_images"] = max(FEWEST_VOTING, min(MOST_PROBED, num_trained * interval // 20))
@@ -224,9 +225,9 @@ def add_entries(cfg: Config, args: PretrainOptions) -> Config:
     return cfg
 
 
-def image_sets(loader: Mapping[str, Any], folder: Path, voting: str, tested: str) -> dict[str, Any]:
-    """The image sets of two lists in a folder, of which the first is empty without labels."""
-    has_classes = bool((folder / voting).read_text())
+def image_sets(loader: Mapping[str, Any], run: Run, voting: str, tested: str) -> dict[str, Any]:
+    """The image sets of two lists in a RUN, of which the first is empty without labels."""
+    has_classes = bool((run / voting).read_text())
     sets = {"train": voting, "val": tested} if has_classes else {"val": tested}
     made: dict[str, Any] = {}
     for name, file in sets.items():
@@ -243,7 +244,7 @@ def takes_other_classes(model: str, data: str | None, labels: Path | None, class
     return asked and data is None and Path(model, TESTED).is_file()
 
 
-def with_other_classes(cfg: Config, run: Path, labels: Path | None, class_level: int | None) -> Config:
+def with_other_classes(cfg: Config, run: Run, labels: Path | None, class_level: int | None) -> Config:
     """The config of a RUN with classes of the held-out images that its pre-training did not take.
 
     Writes their lists into RUN, where the next evaluation with other classes replaces them.
@@ -263,12 +264,12 @@ def with_other_classes(cfg: Config, run: Path, labels: Path | None, class_level:
     return cfg
 
 
-def drop_skipped(run: Path, voting: str = VOTING, tested: str = TESTED) -> None:
+def drop_skipped(run: Run, voting: str = VOTING, tested: str = TESTED) -> None:
     """Leave the images out of the verdict's lists that RUN's token store skipped: they cannot be decoded.
 
     Images of a class that then has none to vote are not tested.
     """
-    skipped = TokenStore.open(run / "tokens").skipped
+    skipped = TokenStore.open(run.tokens).skipped
     kept = {}
     for file in (voting, tested):
         kept[file] = [

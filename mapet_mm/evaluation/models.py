@@ -36,7 +36,7 @@ from mapet_mm.utils.config import class_of, in_package, read_config, scope_of
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.utils.identity import IDENTITY, digest
-from mapet_mm.utils.run_folder import EXPORTS, RUN_CONFIG, newest_checkpoint
+from mapet_mm.utils.run_folder import EXPORTS, PRETRAINING, Run
 from mapet_mm.weight_files import only_safe_globals, read_checkpoint
 
 RANDOM = "random weights"
@@ -167,14 +167,14 @@ def _source_of_folder(folder: Path) -> str:
     is_of_library = (folder / "config.json").is_file()
     if not is_of_library and not (folder / IDENTITY).is_file():
         for run in reversed(folder.resolve().parents):  # MMEngine leaves a copy of the config in RUN/training
-            if (run / RUN_CONFIG).is_file():
+            if Run(run).exists:
                 raise UserError(f"{folder} is a part of the RUN {run}: name that")
-    if (folder / RUN_CONFIG).is_file():
+    if Run(folder).exists:
         return "run"
     if is_of_library:
         return "timm" if '"architecture"' in (folder / "config.json").read_text() else "hf"
     raise UserError(
-        f"{folder}: a folder without config.json (of timm or Hugging Face) or {RUN_CONFIG} (of `mapet-mm "
+        f"{folder}: a folder without config.json (of timm or Hugging Face) or {PRETRAINING} (of `mapet-mm "
         "pretrain`)"
     )
 
@@ -199,12 +199,12 @@ def _load_config(request: Request) -> Model:
 
 def _find_run(request: Request) -> Path:
     """The checkpoint that is taken of a RUN."""
-    return Path(request.checkpoint or newest_checkpoint(Path(request.name)))
+    return Path(request.checkpoint or Run(Path(request.name)).newest_checkpoint)
 
 
 def _load_run(request: Request) -> Model:
     """The backbone that a RUN trains, with its last checkpoint."""
-    name = str(Path(request.name, RUN_CONFIG))
+    name = str(Path(request.name, PRETRAINING))
     return _load_config(replace(request, name=name, checkpoint=str(_find_run(request))))
 
 

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from mapet_mm.interop.record import NUM_IMAGES
 from mapet_mm.structures import Codebook, TokenStore
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.identity import IDENTITY
+from mapet_mm.utils.run_folder import CODEBOOK, EXPORT_FOLDERS, VERDICT, Run
 from mapet_mm.utils.tables import Column, Table
 from mapet_mm.weight_files import read_checkpoint
 
@@ -31,11 +31,6 @@ TEMPLATE = "model_card.md.jinja"
 BEGIN = "<!-- mapet_mm writes what follows, again with each export -->"
 END = "<!-- mapet_mm writes no further -->"
 LIBRARIES = {"timm": "timm", "hf": "transformers"}
-# Files and folders in the folder of a `mapet-mm pretrain`.
-TOKENS = "tokens"
-CODEBOOK = "codebook.safetensors"
-VERDICT = "verdict.json"
-EXPORTED = {"timm": "timm", "huggingface": "hf"}  # and their targets
 SHOWN_BY_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|&~$])")
 
 
@@ -63,14 +58,15 @@ def write_model_card(folder: Path, target: str, meta: Mapping[str, Any]) -> None
     replace_file(card, text.encode())
 
 
-def add_verdict(run: Path, checkpoint: Path) -> None:
+def add_verdict(run: Run) -> None:
     """Write the cards of a `mapet-mm pretrain` again if there is a verdict on its checkpoint."""
-    if not (run / VERDICT).is_file():
+    if not run.verdict:
         return
-    _, meta = read_checkpoint(checkpoint)
-    for name, target in EXPORTED.items():
-        if (run / name / CARD).is_file():
-            write_model_card(run / name, target, meta)
+    _, meta = read_checkpoint(run.checkpoint)
+    for target in EXPORT_FOLDERS:
+        folder = run.export(target)
+        if (folder / CARD).is_file():
+            write_model_card(folder, target, meta)
 
 
 def card_text(folder: Path, target: str, meta: Mapping[str, Any]) -> str:
@@ -94,7 +90,7 @@ def card_text(folder: Path, target: str, meta: Mapping[str, Any]) -> str:
     return environment.get_template(TEMPLATE).render(
         begin=BEGIN,
         end=END,
-        name=run.name if run else folder.name,
+        name=run.folder.name if run else folder.name,
         library=LIBRARIES[target],
         is_classifier=bool(config.get("num_classes")),
         facts=Table([Column("what"), Column("value")], facts_of(folder, config, meta, run)),
@@ -109,17 +105,17 @@ def plain(text: str) -> str:
     return SHOWN_BY_MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
 
 
-def run_of(folder: Path, meta: Mapping[str, Any]) -> Path | None:
-    """The folder of the `mapet-mm pretrain` that trained these weights, if the export is in it."""
-    run = folder.parent
-    if not all((run / name).exists() for name in (IDENTITY, TOKENS, CODEBOOK)):
+def run_of(folder: Path, meta: Mapping[str, Any]) -> Run | None:
+    """The `mapet-mm pretrain` that trained these weights, if the export is in it."""
+    run = Run(folder.parent)
+    if not (run.options and run.tokens.exists() and (run / CODEBOOK).exists()):
         return None
-    is_its_own = TokenStore.open(run / TOKENS).tokenizer == meta.get("tokenizer")
+    is_its_own = TokenStore.open(run.tokens).tokenizer == meta.get("tokenizer")
     return run if is_its_own else None
 
 
 def facts_of(
-    folder: Path, config: Mapping[str, Any], meta: Mapping[str, Any], run: Path | None
+    folder: Path, config: Mapping[str, Any], meta: Mapping[str, Any], run: Run | None
 ) -> list[tuple[str, str]]:
     """What is known about the weights and their training, a line each."""
     facts = [("network", network_words(folder, config))]
@@ -157,11 +153,11 @@ def network_words(folder: Path, config: Mapping[str, Any]) -> str:
     return f"{name}, {count / 1e6:.1f} M parameters, images of {height} x {width}"
 
 
-def command_of(run: Path, full_paths: bool = False) -> str:
+def command_of(run: Run, full_paths: bool = False) -> str:
     """The command that made a folder of `mapet-mm pretrain`; of paths, the last part by default."""
     shown = str if full_paths else last_part
-    options = json.loads((run / IDENTITY).read_text())
-    words = ["mapet-mm", "pretrain", shown(options.pop("images")), "--out", shown(str(run.absolute()))]
+    options = run.options
+    words = ["mapet-mm", "pretrain", shown(options.pop("images")), "--out", shown(str(run.folder.absolute()))]
     if options.get("class_level") == 0:
         options["class_level"] = "none"
     for name, value in options.items():
@@ -186,15 +182,14 @@ def last_part(option: str) -> str:
     return library + colon + os.path.basename(os.path.normpath(name))
 
 
-def verdict_of(run: Path, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+def verdict_of(run: Run, meta: Mapping[str, Any]) -> dict[str, Any] | None:
     """Sentence, number of images and table of a run's verdict; None without one on these weights."""
-    file = run / VERDICT
-    if not file.is_file():
+    verdict = run.verdict
+    if not verdict:
         return None
     saved = datetime.strptime(meta["time"], "%Y%m%d_%H%M%S")
-    if file.stat().st_mtime < saved.timestamp():  # on the weights of a shorter training
+    if (run / VERDICT).stat().st_mtime < saved.timestamp():  # on the weights of a shorter training
         return None
-    verdict = json.loads(file.read_text())
     known = verdict["table"]
     table = Table([Column(*column) for column in known["columns"]], known["rows"], known["notes"])
     return {**verdict, "table": table}

@@ -1,64 +1,155 @@
-"""The folder that `mapet-mm pretrain` makes."""
+"""RUN, the folder that `mapet-mm pretrain` makes: the names of its files, and what they hold."""
 
 import json
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmengine.config import Config
+
 from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import IDENTITY
 
-RUN_CONFIG = "pretrain.py"
+# Names in RUN, which its configs have, too: the tools run there.
+PRETRAINING = "pretrain.py"
+TOKENIZER = "tokenizer.py"
+IMAGES = "images.txt"  # all that there were at the first start
+INIT = "init.pth"  # the weights of a start
+CODEBOOK = "codebook.safetensors"
+TOKENS = "tokens"
+TRAINED = "train.txt"  # images that are trained on
+HELD_OUT = "held_out.txt"  # the others
+# Of these, the images that the verdict takes, with labels if there are any.
+VOTING = "verdict_train.txt"
+TESTED = "verdict_val.txt"
+# Lists of other classes than the pre-training's.
+OTHER_VOTING = "verdict_train_other.txt"
+OTHER_TESTED = "verdict_val_other.txt"
+VERDICT = "verdict.json"
+REPORT = "report.html"
+EXPORT_FOLDERS = {"timm": "timm", "hf": "huggingface"}  # of each library
 # Entry of a training's config, and of the metadata of its checkpoints and of its start: the files that timm
 # ("timm") and Hugging Face ("hf", "hf_preprocessor"; null if it has no such network) read beside the weights.
 EXPORTS = "exports"
 
 
-def newest_checkpoint(run: Path) -> Path:
-    """The last checkpoint in the folder of a `mapet-mm pretrain`; UserError if there is none yet."""
-    found = _checkpoints_of(run)
-    if not found:
-        work_dir = read_config(run / RUN_CONFIG).work_dir
-        raise UserError(f"{run / work_dir} has no epoch_N.pth yet: continue the pre-training")
-    return found[-1]
+@dataclass(frozen=True)
+class Run(os.PathLike):
+    """What `pretrain` makes: a folder that timm, Hugging Face and OpenMMLab can read parts of.
 
+    Paths begin with the folder as it was given.
+    """
 
-def _checkpoints_of(run: Path) -> list[Path]:
-    """The checkpoints of a RUN, the last one at the end."""
-    found = (run / read_config(run / RUN_CONFIG).work_dir).glob("epoch_*.pth")
-    epochs = {path: path.stem.partition("_")[2] for path in found}
-    numbered = [path for path, epoch in epochs.items() if epoch.isdigit()]
-    return sorted(numbered, key=lambda path: int(epochs[path]))
+    folder: Path
 
+    def __fspath__(self) -> str:
+        return os.fspath(self.folder)
 
-def newer_checkpoint(run: Path, export: Path) -> Path | None:
-    """The newest checkpoint of a RUN whose training goes on after an export was made; None otherwise."""
-    if not (run / RUN_CONFIG).is_file():
-        return None
-    last_epoch = read_config(run / RUN_CONFIG).train_cfg.get("max_epochs")
-    found = _checkpoints_of(run)
-    # Only of a training under way: in a copy of a finished RUN, times say nothing.
-    if not found or found[-1].name == f"epoch_{last_epoch}.pth":
-        return None
-    return found[-1] if found[-1].stat().st_mtime > export.stat().st_mtime else None
+    def __str__(self) -> str:
+        return str(self.folder)
 
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
 
-def backbone_entry(run: Path) -> str:
-    """The entry of an OpenMMLab config that makes a RUN whose training has ended the backbone of a model."""
-    cfg = read_config(run / RUN_CONFIG)
-    if cfg.get(EXPORTS):
-        backbone = dict(type="mapet_mm.TIMMViT", model_name=str(run))
-    else:
-        trained = cfg.model.backbone
-        sizes = ("arch", "img_size", "patch_size", "layer_scale_init_value")
-        checkpoint = run / cfg.work_dir / f"epoch_{cfg.train_cfg.max_epochs}.pth"
-        backbone = dict(
-            type="mapet_mm.MaPeTViT",
-            **{name: trained[name] for name in sizes if name in trained},
-            out_type="featmap",
-            init_cfg=dict(type="Pretrained", checkpoint=str(checkpoint), prefix="backbone."),
-        )
-    return f"backbone={_as_python(backbone)}"
+    @property
+    def exists(self) -> bool:
+        """True once the pre-training is configured."""
+        return (self / PRETRAINING).is_file()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that it was made with; none before its first start."""
+        recorded = self / IDENTITY
+        return json.loads(recorded.read_text()) if recorded.exists() else {}
+
+    @property
+    def config(self) -> Config:
+        """The config of the pre-training, as it is now."""
+        return read_config(self / PRETRAINING)
+
+    @property
+    def tokens(self) -> Path:
+        """The token store."""
+        return self / TOKENS
+
+    @property
+    def held_out(self) -> Path | None:
+        """The list of the images that are not trained on; None if there is no verdict."""
+        listed = self / HELD_OUT
+        return listed if listed.exists() else None
+
+    @property
+    def work_dir(self) -> Path:
+        """The folder of the training."""
+        return self / self.config.work_dir
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint that the training ends with."""
+        return self.work_dir / f"epoch_{self.config.train_cfg.max_epochs}.pth"
+
+    @property
+    def newest_checkpoint(self) -> Path:
+        """The last checkpoint that is there; UserError if there is none yet."""
+        found = self._checkpoints()
+        if not found:
+            raise UserError(f"{self.work_dir} has no epoch_N.pth yet: continue the pre-training")
+        return found[-1]
+
+    def newer_checkpoint(self, export: Path) -> Path | None:
+        """The newest checkpoint, if it is of a training that goes on after an export was made."""
+        found = self._checkpoints() if self.exists else []
+        # In a copy of a RUN that has ended, times say nothing.
+        if not found or found[-1] == self.checkpoint:
+            return None
+        return found[-1] if found[-1].stat().st_mtime > export.stat().st_mtime else None
+
+    def _checkpoints(self) -> list[Path]:
+        """The checkpoints that are there, the last one at the end."""
+        epochs = {path: path.stem.partition("_")[2] for path in self.work_dir.glob("epoch_*.pth")}
+        numbered = [path for path, epoch in epochs.items() if epoch.isdigit()]
+        return sorted(numbered, key=lambda path: int(epochs[path]))
+
+    @property
+    def libraries(self) -> list[str]:
+        """The libraries that have its network, to which it is exported: 'timm' and perhaps 'hf'."""
+        exports = self.config.get(EXPORTS)
+        return [name for name in EXPORT_FOLDERS if exports is None or exports[name] is not None]
+
+    def export(self, library: str) -> Path:
+        """The folder that 'timm' or 'hf' loads."""
+        return self / EXPORT_FOLDERS[library]
+
+    @property
+    def backbone(self) -> str:
+        """The entry of an OpenMMLab config that makes it, once it has ended, the backbone of a model."""
+        cfg = self.config
+        if cfg.get(EXPORTS):
+            backbone = dict(type="mapet_mm.TIMMViT", model_name=str(self))
+        else:
+            trained = cfg.model.backbone
+            sizes = ("arch", "img_size", "patch_size", "layer_scale_init_value")
+            backbone = dict(
+                type="mapet_mm.MaPeTViT",
+                **{name: trained[name] for name in sizes if name in trained},
+                out_type="featmap",
+                init_cfg=dict(type="Pretrained", checkpoint=str(self.checkpoint), prefix="backbone."),
+            )
+        return f"backbone={_as_python(backbone)}"
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """Whether it helped: `sentence`, and `measures` with their intervals; None without a verdict."""
+        file = self / VERDICT
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    @property
+    def report(self) -> Path:
+        """The page with the verdict, curves and pictures."""
+        return self / REPORT
 
 
 def _as_python(value: Any) -> str:

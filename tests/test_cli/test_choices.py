@@ -22,13 +22,11 @@ from timm.data.constants import (
 
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, init_tokens, random_tokens, vocabulary
-from mapet_mm.cli.configs import IMAGES
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.run_report import method_words
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.cli.starts import Start, take_weights
-from mapet_mm.cli.verdict import HELD_OUT
 from mapet_mm.datasets import StoredImages
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.models import MaPeTPretrainViT
@@ -37,6 +35,7 @@ from mapet_mm.registry import DATASETS, MODELS
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.run_folder import HELD_OUT, IMAGES, Run
 from mapet_mm.weight_files import read_weights
 
 
@@ -180,7 +179,7 @@ def test_images_of_a_tokenizer_are_normalised_by_its_networks_numbers(tokens, pu
 def test_the_command_that_a_run_shows_is_the_one_that_made_it(photographs, planned, words):
     pretrain(options(photographs, "--arch", "tiny", *words))
     run = photographs.parent / "run"
-    command = shlex.split(command_of(run, full_paths=True))
+    command = shlex.split(command_of(Run(run), full_paths=True))
     kept = json.loads((run / "identity.json").read_text())
     del kept["files"]
     assert parse_args([*command[2:], "--workers", "3"]).recorded() == kept
@@ -451,7 +450,7 @@ def test_visible_mim_has_a_recipe_of_its_own_and_is_another_job(photographs, pla
     assert (model.backbone.objective, model.backbone.cutting_point) == ("context", 1 + 98)
     assert (model.neck.embed_dims, model.neck.num_heads, model.context_loss) == (192, 3, 0.5)
     assert json.loads((run / "identity.json").read_text())["method"] == "visible-mim"
-    assert "VisibleMIM, an extension" in method_words(run)
+    assert "VisibleMIM, an extension" in method_words(Run(run))
     with pytest.raises(UserError, match="method"):
         pretrain(options(photographs, "--arch", "tiny"))
 
@@ -460,7 +459,7 @@ def test_mapet_is_the_method_of_runs_that_name_none(photographs, planned):
     pretrain(options(photographs))
     run = photographs.parent / "run"
     assert "method" not in json.loads((run / "identity.json").read_text())
-    assert method_words(run) == ""
+    assert method_words(Run(run)) == ""
     pretrain(options(photographs, "--method", "mapet"))
 
 

@@ -19,7 +19,7 @@ from starts import save_timm
 
 from mapet_mm.cli import pretrain as command
 from mapet_mm.cli.pretrain import parse_args, pretrain
-from mapet_mm.cli.starts import INIT
+from mapet_mm.utils.run_folder import INIT
 from mapet_mm.visualization import report as pages
 from mapet_mm.visualization.report import Report
 from mapet_mm.weight_files import read_checkpoint, write_weights

@@ -22,7 +22,7 @@ from mapet_mm.cli import pretrain as command
 from mapet_mm.cli.choices import init_tokens
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.start_models import training_side
-from mapet_mm.cli.starts import INIT, Start, take_start
+from mapet_mm.cli.starts import Start, take_start
 from mapet_mm.engine.optimizers.layer_decay import Depths
 from mapet_mm.evaluation.models import load_model
 from mapet_mm.interop.description import Preparation
@@ -31,6 +31,7 @@ from mapet_mm.interop.hf_export import hf_preprocessor
 from mapet_mm.models import TIMMViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.run_folder import INIT
 from mapet_mm.weight_files import read_checkpoint, read_weights
 
 STARTS = [("timm", kind) for kind in OF_TIMM] + [("hf", kind) for kind in OF_HUGGING_FACE]

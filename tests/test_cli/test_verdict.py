@@ -1,6 +1,5 @@
 """What a pre-training holds out: a tenth of each class, lists of it, and a config that keeps to them."""
 
-import argparse
 import hashlib
 from collections import Counter
 from pathlib import Path
@@ -10,9 +9,8 @@ import pytest
 from mmengine.config import Config
 
 from mapet_mm.cli import verdict
+from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.verdict import (
-    OTHER_TESTED,
-    OTHER_VOTING,
     add_entries,
     drop_skipped,
     hold_out,
@@ -24,6 +22,7 @@ from mapet_mm.cli.verdict import (
 from mapet_mm.datasets.classes import classes_of
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.run_folder import OTHER_TESTED, OTHER_VOTING, Run
 
 COUNTS = {"a": 100, "b c": 40, "d": 3}
 
@@ -89,7 +88,7 @@ def test_names_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
     listed = [f"{name} 0" for name in ODD]
     for file in (verdict.VOTING, verdict.TESTED):
         (tmp_path / file).write_text("\n".join(listed))
-    drop_skipped(tmp_path)
+    drop_skipped(Run(tmp_path))
     for file in (verdict.VOTING, verdict.TESTED):
         assert (tmp_path / file).read_text() == "\n".join(listed[2:])
 
@@ -97,7 +96,7 @@ def test_names_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
 def lists(out: Path, names: list[str] = NAMES, **changes: object) -> dict[str, list[str]]:
     options = dict(out=out, images="gone", labels=None, class_level=None)
     options.update(no_verdict=False, seed=0, epochs=100)
-    print(*write_lists(argparse.Namespace(**{**options, **changes}), names))
+    print(*write_lists(PretrainOptions(**{**options, **changes}), names))
     return {path.name: path.read_text().splitlines() for path in out.iterdir()}
 
 
@@ -147,7 +146,7 @@ def test_images_without_tokens_and_classes_without_votes_leave_the_lists(tmp_pat
         (tmp_path / f"verdict_{name}.txt").write_text("\n".join(lines))
     store = TokenStore.create(tmp_path / "tokens", [f"{name}.jpg" for name in "abcde"], (2, 2), 16, "test")
     store.write([], np.empty((0, 2, 2), int), {1: "broken", 4: "broken"})
-    drop_skipped(tmp_path)
+    drop_skipped(Run(tmp_path))
     left = [(tmp_path / f"verdict_{name}.txt").read_text() for name in ("train", "val")]
     assert left == ["a.jpg 0", "c.jpg 0"]
 
@@ -181,7 +180,7 @@ def test_the_config_trains_without_the_held_out_images_and_measures_on_them(tmp_
     dataset = dict(type="CustomDataset", ann_file="images.txt", with_label=False, pipeline=pipeline)
     loader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset)
     cfg = Config(dict(train_dataloader=loader, train_cfg=dict(max_epochs=300), custom_hooks=[]))
-    add_entries(cfg, argparse.Namespace(out=tmp_path))
+    add_entries(cfg, Run(tmp_path))
     assert (cfg.train_dataloader.dataset.ann_file, cfg.val_dataloader.dataset.ann_file) == (
         "train.txt",
         "held_out.txt",
@@ -256,9 +255,9 @@ def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
     loader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset)
     training = dict(max_epochs=300)
     cfg = Config(dict(train_dataloader=loader, train_cfg=training, custom_hooks=[], randomness=dict(seed=0)))
-    add_entries(cfg, argparse.Namespace(out=tmp_path))
+    add_entries(cfg, Run(tmp_path))
     assert set(cfg.evaluation) == {"val", "view"}
-    cfg = with_other_classes(cfg, tmp_path, tmp_path / "labels.txt", None)
+    cfg = with_other_classes(cfg, Run(tmp_path), tmp_path / "labels.txt", None)
     listed = {name: one.dataset.ann_file for name, one in cfg.evaluation.items()}
     assert listed == {"train": OTHER_VOTING, "val": OTHER_TESTED}
     for file, whole in ((OTHER_VOTING, "train.txt"), (OTHER_TESTED, "held_out.txt")):
@@ -269,14 +268,14 @@ def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
 
 
 def test_other_classes_for_a_pre_training_that_is_there_are_the_verdicts(tmp_path):
-    args = argparse.Namespace(out=tmp_path / "my run", labels=Path("l.txt"), class_level=None)
+    args = PretrainOptions(images="mine", out=tmp_path / "my run", labels="l.txt")
     args.out.mkdir()
     require_same_classes(args, {})  # a pre-training without a verdict: another --out
     (args.out / "held_out.txt").write_text("a.jpg")
     with pytest.raises(UserError, match=r"`mapet-mm verdict '.*/my run' --labels l.txt`"):
         require_same_classes(args, {})
     require_same_classes(args, {"labels": "l.txt"})
-    args = argparse.Namespace(out=args.out, labels=None, class_level=0)
+    args = PretrainOptions(images="mine", out=args.out, class_level="none")
     require_same_classes(args, {"class_level": 0})
     with pytest.raises(UserError, match="--class-level none"):
         require_same_classes(args, {"class_level": 1})

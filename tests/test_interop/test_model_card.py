@@ -18,10 +18,11 @@ from torch import Tensor
 from mapet_mm.evaluation.verdict import RESULT, Gain, Measure, Verdict
 from mapet_mm.interop.description import description_entry
 from mapet_mm.interop.export import write_export
-from mapet_mm.interop.model_card import BEGIN, CARD, END, VERDICT, add_verdict, command_of, plain
+from mapet_mm.interop.model_card import BEGIN, CARD, END, add_verdict, command_of, plain
 from mapet_mm.models import MaPeTViT
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, TokenStore
+from mapet_mm.utils.run_folder import VERDICT, Run
 from mapet_mm.weight_files import read_weights, write_weights
 
 TINY = ROOT / "configs/mapet/mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
@@ -64,6 +65,7 @@ def run(tmp_path) -> Path:
     codebook.save(run / "codebook.safetensors")
     TokenStore.create(run / "tokens", ["cat.png"], grid=14, vocab_size=2, tokenizer=codebook.digest)
     (run / "identity.json").write_text(json.dumps({"images": "/home/me/my photos", **OPTIONS}))
+    (run / "pretrain.py").write_text("work_dir = 'training'\ntrain_cfg = dict(max_epochs=2)\n")
     return run
 
 
@@ -152,10 +154,10 @@ def test_a_verdict_is_added_with_its_intervals(run, meta, weights):
     for name, target in (("timm", "timm"), ("huggingface", "hf")):
         write_export(run / name, target, weights, meta)
     before = (run / "timm" / CARD).read_text()
-    add_verdict(run, run / "training/epoch_2.pth")
+    add_verdict(Run(run))
     assert (run / "timm" / CARD).read_text() == before
     (run / VERDICT).write_text(json.dumps(VERDICT_OF_RUN.as_json()))
-    add_verdict(run, run / "training/epoch_2.pth")
+    add_verdict(Run(run))
     for name in ("timm", "huggingface"):
         assert "Measured on 1,200 held-out images" in (run / name / CARD).read_text()
         *_, heading, neighbours, tokens = cells(run / name / CARD)
@@ -201,5 +203,5 @@ def test_a_folder_with_any_name_has_a_card(run, meta, weights):
     assert ModelCard.load(named / "timm" / CARD).data.library_name == "timm"
     page = MarkdownIt("commonmark").render(ModelCard.load(named / "timm" / CARD).text)
     assert "<h1>--- &lt;!-- `a` | *b*</h1>" in page
-    lines = [line.strip() for line in command_of(named).split("\n")]
+    lines = [line.strip() for line in command_of(Run(named)).split("\n")]
     assert all(f"    {line}" in text for line in lines)

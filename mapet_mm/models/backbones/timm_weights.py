@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mapet_mm.models.backbones.checkpoint_hooks import OF_TIMM, CheckpointNamesError
 from mapet_mm.utils.errors import UserError, listed
-from mapet_mm.utils.run_folder import EXPORTS, RUN_CONFIG, newest_checkpoint
+from mapet_mm.utils.run_folder import EXPORTS, Run
 from mapet_mm.weight_files import read_checkpoint, read_weights
 
 LOCAL = "local-dir:"  # timm's scheme
@@ -35,8 +35,8 @@ def read_source(model_name: str) -> tuple[dict[str, Any], dict[str, Tensor] | No
     path = Path(model_name.removeprefix(LOCAL)).expanduser()
     if path.is_file():
         return _of_checkpoint(path)
-    if (path / RUN_CONFIG).is_file():
-        return _of_checkpoint(newest_checkpoint(path))
+    if Run(path).exists:
+        return _of_checkpoint(Run(path).newest_checkpoint)
     if path.is_dir():
         return _of_folder(path)
     from timm import is_model

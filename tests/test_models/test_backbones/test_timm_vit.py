@@ -13,7 +13,7 @@ from torch import nn
 from mapet_mm.models import MaPeTPretrainTIMM, MaPeTViT, TIMMViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.run_folder import backbone_entry
+from mapet_mm.utils.run_folder import Run
 from mapet_mm.weight_files import write_weights
 
 KINDS = ("dinov2 with registers", "dinov3", "eva02, swiglu", "clip")
@@ -216,7 +216,7 @@ def test_a_ViT_of_timm_in_mapets_own_is_sent_to_the_backbone_that_takes_it(run):
 
 def test_the_entry_that_is_printed_for_a_run_builds_its_backbone(run):
     folder, trained, _, _ = run
-    (backbone,) = eval(f"dict({backbone_entry(folder)})").values()
+    (backbone,) = eval(f"dict({Run(folder).backbone})").values()
     vit = MODELS.build(backbone)
     vit.init_weights()
     assert all(value.equal(trained.state_dict()[key]) for key, value in vit.state_dict().items())
@@ -230,7 +230,7 @@ def test_the_entry_that_is_printed_for_a_run_of_mapets_own_vit_builds_it(tmp_pat
     write_weights(tmp_path / "training/epoch_2.pth", weights)
     config = dict(work_dir="training", train_cfg=dict(max_epochs=2), model=dict(backbone=settings))
     Config(config).dump(tmp_path / "pretrain.py")
-    (backbone,) = eval(f"dict({backbone_entry(tmp_path)})").values()
+    (backbone,) = eval(f"dict({Run(tmp_path).backbone})").values()
     vit = MODELS.build(backbone)
     vit.init_weights()
     assert all(value.equal(trained.state_dict()[key]) for key, value in vit.state_dict().items())

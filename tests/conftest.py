@@ -70,13 +70,6 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _attention_of_trainings():
-    from mapet_mm.models.utils.attention import switch_cudnn_attention  # after the import hook
-
-    switch_cudnn_attention()
-
-
-@pytest.fixture(autouse=True, scope="session")
 def _plain_configs():
     """Spare MMEngine the layout, not the text, of the configs that it logs and saves: 2 s a runner."""
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from mapet_mm.datasets.building import building
 from mapet_mm.datasets.label_files import read_grey_labels
 from mapet_mm.engine.hooks.total_batch_hook import scaling_with_accumulation
-from mapet_mm.models.utils.attention import switch_cudnn_attention
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, require_gpu_of_its_own, start_processes
 from mapet_mm.utils.gpus import allow_deterministic_products
 from mapet_mm.utils.loader_workers import bytes_of_batch, usable_workers
@@ -78,7 +77,6 @@ def is_for_terminal(record: logging.LogRecord) -> bool:
 
 def build_runner(cfg: Config, launcher: str) -> Runner:
     """Build the config's runner, for one process ('none') or several, with or without GPUs."""
-    switch_cudnn_attention()
     allow_deterministic_products(cfg.get("randomness") or {})
     cfg.launcher = launcher
     if launcher != "none":

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int64, Shaped
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
-from mapet_mm.models.utils.attention import switch_cudnn_attention
 from mapet_mm.models.utils.layout import Layout, build_layout
 from mapet_mm.models.utils.objectives import CONTEXT, get_objective
 from mapet_mm.models.utils.permutation import (
@@ -76,7 +75,6 @@ class TwoStreamViT(nn.Module):
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        switch_cudnn_attention()  # here, because other trainers than ours build this model, too
         self.objective = get_objective(objective)
         self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
         self.cutting_point = operator.index(cutting_point)

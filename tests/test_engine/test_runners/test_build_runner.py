@@ -84,19 +84,6 @@ def test_gradients_on_gpus_lie_in_the_buffers_that_are_sent(config, monkeypatch,
     assert "device_ids" not in cfg.model_wrapper_cfg  # MMEngine's, of the process
 
 
-@pytest.mark.parametrize(("value", "enabled"), [(None, False), ("1", True)])
-def test_cudnn_attention_is_off_unless_asked_for(config, monkeypatch, value, enabled):
-    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.Runner.from_cfg", lambda cfg: cfg)
-    if value:
-        monkeypatch.setenv("MAPET_MM_CUDNN_ATTENTION", value)
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    try:
-        build_runner(load_config(str(config)), "none")
-        assert torch.backends.cuda.cudnn_sdp_enabled() is enabled
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-
-
 @pytest.mark.parametrize("launcher", ["slurm", "mpi"])
 def test_a_launcher_that_needs_gpus_is_refused_without_them(launcher, config, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")

@@ -133,6 +133,10 @@ import sys, numpy as np
 sys.path[:0] = sys.argv[1:3]
 from test_two_stream import *
 from mapet_mm.engine.hooks.compile_hook import CompileHook
+from mapet_mm.models.utils import attention
+def choose(keys):  # as on a GPU
+    return attention.sdpa_kernel(attention.kernels_with_mask(keys.shape[2]), set_priority=True)
+attention.choosing_kernel = choose
 golden = dict(np.load(sys.argv[3]))
 vit, head = build_golden(golden, arch_of(golden))
 CompileHook(backend=sys.argv[5]).compile(torch.nn.ModuleDict({"backbone": vit}))

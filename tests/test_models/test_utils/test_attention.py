@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from step_counts import fake_gpu
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.utils import attention
-from mapet_mm.models.utils.attention import attend, attend_with_bmm
+from mapet_mm.models.utils.attention import attend, attend_with_bmm, kernels_with_mask
 
 
 def operands(dtype, rows=9, keys=13):
@@ -54,29 +54,60 @@ def test_dropout_keeps_the_expectation():
     torch.testing.assert_close(mean, attend_with_bmm(*made, bias), rtol=0, atol=0.12)
 
 
-def gradients_of(backend: SDPBackend, made: list[torch.Tensor], bias: torch.Tensor) -> list[torch.Tensor]:
-    with sdpa_kernel(backend):
-        rows = F.scaled_dot_product_attention(*made, attn_mask=bias)
+def gradients_of(made: list[torch.Tensor], bias: torch.Tensor) -> list[torch.Tensor]:
+    rows = attend(*made, bias)
     return torch.autograd.grad(rows.float().square().sum(), made)
 
 
-@pytest.mark.parametrize(("allowed", "expected"), [(None, False), ("1", True)])
-def test_a_two_stream_vit_leaves_cudnns_attention_off_whoever_trains_it(monkeypatch, allowed, expected):
-    """A notebook and other trainers build the model alone."""
-    monkeypatch.delenv("MAPET_MM_CUDNN_ATTENTION", raising=False)
-    if allowed:
-        monkeypatch.setenv("MAPET_MM_CUDNN_ATTENTION", allowed)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    try:
-        arch = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
-        MaPeTPretrainViT(arch, img_size=32, cutting_point=3)
-        assert torch.backends.cuda.cudnn_sdp_enabled() is expected
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(False)
+H200 = dict(version=91900, capability=(9, 0), deterministic=False, cuda=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "changed", "expected"),
+    [
+        (334, {}, True),
+        (344, {}, True),
+        (320, {}, False),  # 64 remain after a multiple of 128
+        (704, {}, False),
+        (333, {}, False),  # nobody has looked
+        (344, dict(version=92600), False),
+        (344, dict(capability=(8, 0)), False),
+        (344, dict(deterministic=True), False),
+        (344, dict(cuda=False), False),
+    ],
+)
+def test_cudnns_attention_with_a_mask_is_taken_only_where_it_is_right(keys, changed, expected, monkeypatch):
+    here = H200 | changed
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: here["version"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: here["capability"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here["cuda"])
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: here["deterministic"])
+    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    assert kernels_with_mask(keys) == ([SDPBackend.CUDNN_ATTENTION] if expected else []) + others
+    with sdpa_kernel(SDPBackend.MATH):  # who chooses one kernel gets it
+        assert kernels_with_mask(keys) == [SDPBackend.MATH]
+
+
+def test_the_kernel_is_chosen_for_one_call_and_not_for_the_process(monkeypatch):
+    """A notebook's own attention, and the host library's, stay what PyTorch makes of them."""
+    allowed = []
+
+    def noted(queries, keys, values, attn_mask=None, dropout_p=0.0):
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return queries
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    with fake_gpu():
+        made = [torch.randn(1, 1, 704, 64, dtype=torch.bfloat16) for _ in range(3)]
+        attend(*made, torch.zeros(704, 704))
+        attend(*made)
+    assert allowed == [False, True]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.gpu
-def test_cudnns_attention_may_come_back_when_its_gradients_are_right():
+def test_attention_is_right_where_cudnns_is_not():
     """A case of pytorch issue 196678: a mask, 704 keys, and scores of all of them near -120."""
     options = dict(device="cuda", dtype=torch.bfloat16)
     bias = torch.zeros(704, 704, **options)
@@ -85,14 +116,10 @@ def test_cudnns_attention_may_come_back_when_its_gradients_are_right():
     made[1][..., 0] = -120 * 64**0.5
     for operand in made:
         operand.requires_grad_()
-    expected = gradients_of(SDPBackend.MATH, made, bias)
-    try:
-        found = gradients_of(SDPBackend.CUDNN_ATTENTION, made, bias)
-    except RuntimeError as error:
-        pytest.skip(f"cuDNN's attention does not take this call: {error}")
-    for ours, theirs in zip(found, expected, strict=True):
-        if not (ours - theirs).norm() < 0.02 * theirs.norm():  # a NaN is not either
-            pytest.xfail("cuDNN's gradients are wrong (pytorch issue 196678): its attention stays off")
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = gradients_of(made, bias)
+    for ours, theirs in zip(gradients_of(made, bias), expected, strict=True):
+        assert (ours - theirs).norm() < 0.02 * theirs.norm()
 
 
 @pytest.mark.gpu
@@ -108,7 +135,7 @@ def test_attention_is_right_at_every_number_of_keys(dtype, lowest_score):
 @pytest.mark.parametrize("lowest_score", [0.0, -90.0, -1e4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_numbers_of_keys_at_which_cudnns_attention_is_right(dtype, lowest_score, capsys):
-    """Says which are wrong, before `attend` may choose it by their number."""
+    """Says which are wrong, and so which `CUDNN_IS_RIGHT` may have for this version and card."""
 
     def cudnns(queries, keys, values, bias):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -124,13 +151,9 @@ def test_the_numbers_of_keys_at_which_cudnns_attention_is_right(dtype, lowest_sc
         if not error < 0.02:  # a NaN is not either
             wrong[keys] = error
     with capsys.disabled():
-        print(f"\ncuDNN, {dtype}, scores from {lowest_score:g}: wrong {wrong}, refused {refused}")
-    if refused and not wrong:
-        pytest.skip(
-            f"cuDNN's attention takes {128 - len(refused)} of 128 numbers of keys, and is right at them"
-        )
-    if wrong:
-        pytest.xfail(f"cuDNN's attention is wrong at {sorted(wrong)} keys: it stays off")
+        here = f"cuDNN {torch.backends.cudnn.version()} on {torch.cuda.get_device_name()}"
+        print(f"\n{here}, {dtype}, scores from {lowest_score:g}: wrong {wrong}, refused {refused}")
+    assert [keys for keys in wrong if attention.cudnn_is_right(keys)] == []
 
 
 def worst_error(call, num_keys: int, dtype: torch.dtype, lowest_score: float) -> float:

@@ -25,10 +25,10 @@ def make_features(name: str, size: int, seed: int) -> MemoryFeatures:
 def as_evaluated(train: MemoryFeatures, val: MemoryFeatures) -> Evaluated:
     """Features as protocols get them, with labels for image sets."""
     features = {"train": train, "val": val}
-    images = {
-        name: SimpleNamespace(name=name, labels=one.labels, class_names=None, per_class=False)
-        for name, one in features.items()
-    }
+    images = {}
+    for name, one in features.items():
+        known = dict(labels=one.labels, groups=None, class_names=None, per_class=False)
+        images[name] = SimpleNamespace(name=name, path=f"{name}/{{}}".format, **known)
     return Evaluated(features, images, torch.device("cpu"))
 
 

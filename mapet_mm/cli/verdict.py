@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.datasets.classes import classes_of, read_labels  # noqa: F401
 from mapet_mm.datasets.copies import first_copies
-from mapet_mm.datasets.groups import draw_share, shuffled_classes
+from mapet_mm.datasets.groups import draw_share, groups_in_turn, groups_of, shuffled_classes
 from mapet_mm.evaluation.image_sets import SECTION
 from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, suiting_k, too_few_voters
 from mapet_mm.structures import TokenStore
@@ -24,7 +24,9 @@ from mapet_mm.utils.config import type_name
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.run_folder import (
+    GROUPS,
     HELD_OUT,
+    OTHER_GROUPS,
     OTHER_TESTED,
     OTHER_VOTING,
     TESTED,
@@ -39,7 +41,9 @@ MOST = 10_000  # images that are held out, and images that vote
 LEAST_GROUPS = 10
 MOST_OF_GROUPS = 0.2
 LEAST = 50  # images, for a verdict
-FEWEST = 5  # tested images with others of their class to vote, for a verdict by labels
+FEWEST = (
+    5  # tested images (groups, if there are any) with others of their class to vote, for a verdict by labels
+)
 FEWEST_TESTED = 100  # images, however short the training
 # Images that vote, in the verdict and during the training, so that k is the same in both.
 FEWEST_VOTING = 10 * NEIGHBOURS
@@ -54,24 +58,42 @@ def write_lists(args: PretrainOptions, names: Sequence[str]) -> list[str]:
         return ["verdict: none (--no-verdict)"]
     if len(names) < LEAST:
         return [f"verdict: none, which would take {LEAST} images"]
-    classes, words = classes_of(args.labels, names, args.class_level)
-    # Of several copies of an image one is drawn, and the others go where it goes.
+    groups, about_groups = groups_of(getattr(args, "groups", None), names)
+    classes, words = classes_of(args.labels, names, args.class_level, groups)
+    # Of several copies of an image one is drawn, and the others go where it goes; but groups stay whole.
     original = originals(names, args.images, classes)
     distinct = {name for name in names if original[name] == name}
     if len(distinct) < len(names):
-        words += f"; copies of other images, which stay on their side: {len(names) - len(distinct)}"
-    drawn = hold_out(distinct.intersection(classes or distinct), classes, args.seed)
-    voters = distinct.difference(drawn)
-    images = verdict_images(voters, drawn, classes, args.epochs * len(names), args.seed)
-    held_out = [name for name in names if original[name] not in voters]
-    trained = [name for name in names if original[name] in voters]
+        whither = "are neither tested nor vote" if groups else "stay on their side"
+        words += f"; copies of other images, which {whither}: {len(names) - len(distinct)}"
+    drawn = hold_out(distinct.intersection(classes or distinct), classes, args.seed, groups)
+    if not drawn:
+        return [f"verdict: none, because each group is too large to be held out; {about_groups}"]
+    together = groups or original
+    drawn_groups = {together[name] for name in drawn}
+    held_out = [name for name in names if together[name] in drawn_groups]
+    trained = [name for name in names if together[name] not in drawn_groups]
+    voters = distinct.intersection(trained)
+    seen = {original[name] for name in trained}
+    unseen = [name for name in drawn if name not in seen]
+    images = verdict_images(voters, unseen, classes, args.epochs * len(names), args.seed, groups)
     for file, listed in ((TRAINED, trained), (HELD_OUT, held_out)):
         replace_file(args.run / file, "\n".join(sorted(listed)).encode())
     images.write(args.run, VOTING, TESTED)
+    how_many = f"{len(held_out)} images"
+    if groups:
+        write_groups(args.run / GROUPS, groups)
+        how_many += f", {len(drawn_groups)} whole groups,"
+        words = f"{about_groups}; {words}"
     return [
-        f"verdict: {len(held_out)} images are held out of the pre-training, {images.words}; {words} "
+        f"verdict: {how_many} are held out of the pre-training, {images.words}; {words} "
         "(--no-verdict trains on all)"
     ]
+
+
+def write_groups(file: Path, groups: Mapping[str, str]) -> None:
+    """Write the group of each image, as `groups_of` reads it."""
+    replace_file(file, "\n".join(f"{name}\t{group}" for name, group in groups.items()).encode())
 
 
 def originals(names: Sequence[str], folder: Path, classes: Mapping[str, str] | None) -> dict[str, str]:
@@ -127,12 +149,14 @@ def verdict_images(
     classes: Mapping[str, str] | None,
     num_passed: int,
     seed: int,
+    groups: Mapping[str, str] | None = None,
 ) -> VerdictImages:
     """Choose the images of a verdict.
 
     Each passes two or three networks forward; in a step of training one, forward and backward, in two
     streams. A tenth of the training's images is thus less than a tenth of its time. A short training's
     verdict takes longer: if there are as many, 100 images are tested, and 200 and ten of each class vote.
+    Where only some are taken, each group has its turn.
 
     Args:
         trained: names of images that can vote.
@@ -140,26 +164,27 @@ def verdict_images(
         classes: of the images that have one.
         num_passed: images that the training passes.
         seed: of the draw.
+        groups: of the images, if there are any.
     """
     budget = int(SHARE * num_passed)
-    tested = list(held_out[: max(FEWEST_TESTED, budget // 2)])
+    measured = groups_in_turn(held_out, groups)[: max(FEWEST_TESTED, budget // 2)]
     why = ""
     if classes:
-        tested = [name for name in tested if name in classes]
+        tested = [name for name in measured if name in classes]
         floor = max(FEWEST_VOTING, SHOTS * len(set(classes.values())))
         most = min(MOST, max(floor, budget - len(tested)))
-        voting = voting_images([name for name in trained if name in classes], classes, most, seed)
+        voting = voting_images([name for name in trained if name in classes], classes, most, seed, groups)
         voted = {classes[name] for name in voting}
         tested = [name for name in tested if classes[name] in voted]
-        if len(tested) < FEWEST:
+        num_groups = len({groups[name] for name in tested}) if groups else len(tested)
+        if num_groups < FEWEST:
             why = ", because too few have images to test and others to vote"
         elif too_few_voters(len(voting), len(voted)):
             why = f", because {len(voting)} images to vote are too few for {len(voted)} classes"
         else:
             words = f"{len(tested)} of them tested, {len(voting)} others vote (k = {suiting_k(len(voting))})"
             return VerdictImages(voting, tested, classes, words)
-    tested = list(held_out[: max(FEWEST_TESTED, budget // 2)])
-    return VerdictImages([], tested, None, f"{len(tested)} of them tested, measures without labels{why}")
+    return VerdictImages([], measured, None, f"{len(measured)} of them tested, measures without labels{why}")
 
 
 def hold_out(
@@ -179,12 +204,18 @@ def hold_out(
     return draw_share(names, share, seed, classes, groups)
 
 
-def voting_images(names: Sequence[str], classes: Mapping[str, str], most: int, seed: int) -> list[str]:
+def voting_images(
+    names: Sequence[str],
+    classes: Mapping[str, str],
+    most: int,
+    seed: int,
+    groups: Mapping[str, str] | None = None,
+) -> list[str]:
     """At most so many images: first ten of each class, then in proportion to the classes."""
     ranked = []
-    for group in shuffled_classes(names, classes, seed):
-        for rank, name in enumerate(group):
-            ranked.append((rank >= SHOTS, rank / len(group) if rank >= SHOTS else rank, name))
+    for of_class in shuffled_classes(names, classes, seed):
+        for rank, name in enumerate(groups_in_turn(of_class, groups)):
+            ranked.append((rank >= SHOTS, rank / len(of_class) if rank >= SHOTS else rank, name))
     return [name for *_, name in sorted(ranked)[:most]]
 
 
@@ -211,7 +242,7 @@ def add_entries(cfg: Config, run: Run) -> Config:
 
     # The images of the verdict, and k-NN on some of them during the training.
     loader_of_all = dict(options, dataset=dict(dataset, pipeline=plain))
-    sets = image_sets(loader_of_all, run, VOTING, TESTED)
+    sets = image_sets(loader_of_all, run, VOTING, TESTED, GROUPS)
     cfg[SECTION] = sets
     num_voting = len(read_lines(run / VOTING))
     if num_voting:
@@ -225,42 +256,74 @@ def add_entries(cfg: Config, run: Run) -> Config:
     return cfg
 
 
-def image_sets(loader: Mapping[str, Any], run: Run, voting: str, tested: str) -> dict[str, Any]:
-    """The image sets of two lists in a RUN, of which the first is empty without labels."""
+def image_sets(loader: Mapping[str, Any], run: Run, voting: str, tested: str, groups: str) -> dict[str, Any]:
+    """The image sets of two lists in a RUN, of which the first is empty without labels.
+
+    Their groups are in a third file, if it is there.
+    """
     has_classes = bool((run / voting).read_text())
     sets = {"train": voting, "val": tested} if has_classes else {"val": tested}
     made: dict[str, Any] = {}
     for name, file in sets.items():
         dataset = dict(loader["dataset"], ann_file=file, with_label=has_classes)
+        if (run / groups).exists():
+            dataset["groups"] = groups
         made[name] = dict(loader, dataset=dataset)
     if not has_classes:
         made["view"] = dict(type="RandomFlip", prob=1.0)
     return made
 
 
-def takes_other_classes(model: str, data: str | None, labels: Path | None, class_level: int | None) -> bool:
-    """True if classes are asked for that are to replace those of a RUN's held-out images."""
-    asked = labels is not None or class_level is not None
+def takes_other_classes(
+    model: str,
+    data: str | None,
+    labels: Path | None,
+    class_level: int | None,
+    groups: str | None = None,
+) -> bool:
+    """True if classes or groups are asked for that are to replace those of a RUN's held-out images."""
+    asked = any(source is not None for source in (labels, class_level, groups))
     return asked and data is None and Path(model, TESTED).is_file()
 
 
-def with_other_classes(cfg: Config, run: Run, labels: Path | None, class_level: int | None) -> Config:
-    """The config of a RUN with classes of the held-out images that its pre-training did not take.
+def with_other_classes(
+    cfg: Config, run: Run, labels: Path | None, class_level: int | None, groups: str | None = None
+) -> Config:
+    """The config of a RUN with classes or groups of the held-out images that its pre-training did not take.
 
-    Writes their lists into RUN, where the next evaluation with other classes replaces them.
+    Writes their lists into RUN, where the next evaluation with other ones replaces them. Of groups with
+    images on both sides, half are tested, and the others vote.
     """
     trained, held_out = (read_lines(run / file) for file in (TRAINED, HELD_OUT))
-    classes, words = classes_of(labels, [*trained, *held_out], class_level)
+    if groups is None and (run / GROUPS).exists():
+        groups = str(run / GROUPS)
+    group_of, about_groups = groups_of(groups, [*trained, *held_out])
+    classes, words = classes_of(labels, [*trained, *held_out], class_level, group_of)
     seed = cfg.randomness.seed
     (in_random_order,) = shuffled_classes(held_out, None, seed)
     num_passed = cfg.train_cfg.max_epochs * (len(trained) + len(held_out))
-    images = verdict_images(trained, in_random_order, classes, num_passed, seed)
+    (run / OTHER_GROUPS).unlink(missing_ok=True)
+    if group_of:
+        write_groups(run / OTHER_GROUPS, group_of)
+        words = f"{about_groups}; {words}"
+        on_both_sides = {group_of[name] for name in trained} & {group_of[name] for name in held_out}
+        divided = [name for name in trained if group_of[name] in on_both_sides]
+        tested = {group_of[name] for name in draw_share(divided, 0.5, seed, classes, group_of)}
+        voting = on_both_sides - tested
+        trained = [name for name in trained if group_of[name] not in tested]
+        in_random_order = [name for name in in_random_order if group_of[name] not in voting]
+        if on_both_sides:
+            words += (
+                f"; {len(on_both_sides)} have images that were trained on, and {len(voting)} of them vote"
+            )
+    images = verdict_images(trained, in_random_order, classes, num_passed, seed, group_of)
     images.write(run, OTHER_VOTING, OTHER_TESTED)
     drop_skipped(run, OTHER_VOTING, OTHER_TESTED)
     print_once(f"{images.words}; {words}")
     loader = cfg[SECTION].val.to_dict()
     loader["dataset"]["type"] = "mapet_mm.ImageFolder"
-    cfg[SECTION] = image_sets(loader, run, OTHER_VOTING, OTHER_TESTED)
+    loader["dataset"].pop("groups", None)
+    cfg[SECTION] = image_sets(loader, run, OTHER_VOTING, OTHER_TESTED, OTHER_GROUPS)
     return cfg
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mapet_mm.datasets.classes import NAMED, classes_at, read_table
 from mapet_mm.utils.errors import UserError, listed
+
+Image = TypeVar("Image", str, int)  # its name, or its index
 
 
 def groups_of(groups: str | int | Path | None, names: Sequence[str]) -> tuple[dict[str, str] | None, str]:
@@ -31,59 +33,64 @@ def groups_of(groups: str | int | Path | None, names: Sequence[str]) -> tuple[di
     """
     if groups is None:
         return None, ""
-    text = os.fspath(groups) if isinstance(groups, Path) else str(groups)
-    if text == "0":
-        raise UserError("--groups 0: levels of folders begin with 1")
-    if text.isdecimal():
-        folders = classes_at(names, int(text))
-        found = {name: folders.get(name, name) for name in names}
-        source = f"the folders at level {text}"
-    else:
-        found = read_table(text, names, "group", "--groups")
-        source = f"of {text}"
+    found = read_groups(groups, names)
     distinct = sorted(set(found.values()))
     if len(distinct) < 2:
-        raise UserError(f"--groups {text}: all images are in one group, {listed(distinct, most=1)}")
+        raise UserError(f"--groups {groups}: all images are in one group, {listed(distinct, most=1)}")
+    source = f"the folders at level {groups}" if str(groups).isdecimal() else f"of {groups}"
     return found, f"{len(distinct)} groups ({listed(distinct, most=NAMED)}), {source}"
 
 
-def shuffled_classes(names: Collection[str], classes: Mapping[str, str] | None, seed: int) -> list[list[str]]:
+def read_groups(groups: str | int | Path, names: Sequence[str]) -> dict[str, str]:
+    """The group of each image, which may be one of all; see `groups_of`."""
+    text = str(groups)
+    if text == "0":
+        raise UserError("--groups 0: levels of folders begin with 1")
+    if not text.isdecimal():
+        return read_table(text, names, "group", "--groups")
+    folders = classes_at(names, int(text))
+    return {name: folders.get(name, name) for name in names}
+
+
+def shuffled_classes(
+    images: Collection[Image], classes: Mapping[Image, Any] | None, seed: int
+) -> list[list[Image]]:
     """The images of each class in random order; all in one list without classes."""
     by_class = defaultdict(list)
-    for name in sorted(names):
-        by_class[(classes or {}).get(name, "")].append(name)
+    for image in sorted(images):
+        by_class[(classes or {}).get(image, "")].append(image)
     random = np.random.default_rng(seed)
     return [[own[index] for index in random.permutation(len(own))] for _, own in sorted(by_class.items())]
 
 
 def draw_share(
-    names: Collection[str],
+    images: Collection[Image],
     share: float,
     seed: int,
-    classes: Mapping[str, str] | None = None,
-    groups: Mapping[str, str] | None = None,
-) -> list[str]:
+    classes: Mapping[Image, Any] | None = None,
+    groups: Mapping[Image, Any] | None = None,
+) -> list[Image]:
     """A share of the images in random order, whole groups alone: as near to it in each class as can be.
 
     What rounding takes from a class it gives to the next: of small classes, every second or third has one.
     A group with images of several classes counts for that of most of them.
 
     Args:
-        names: of the images.
+        images: their names or indices.
         share: of the images, between 0 and 1.
         seed: of the draw.
         classes: of all images, if there are any.
         groups: of all images; without groups each image is one.
     """
     members = defaultdict(list)
-    for name in sorted(names):
-        members[groups[name] if groups else name].append(name)
+    for image in sorted(images):
+        members[groups[image] if groups else image].append(image)
     main_class = {}
     for group, own in members.items():
-        counts = Counter((classes or {}).get(name, "") for name in own)
+        counts = Counter((classes or {}).get(image, "") for image in own)
         main_class[group] = counts.most_common(1)[0][0]
 
-    chosen: list[str] = []
+    chosen: list[Image] = []
     num_passed = 0
     for of_class in shuffled_classes(members, main_class, seed):
         num_passed += sum(len(members[group]) for group in of_class)

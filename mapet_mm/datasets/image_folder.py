@@ -12,6 +12,7 @@ from mmpretrain.datasets import CustomDataset
 from torch.utils.data import Dataset
 
 from mapet_mm.datasets.classes import classes_at, level_of_classes, read_labels
+from mapet_mm.datasets.groups import read_groups
 from mapet_mm.datasets.pipelines import image_paths, leaf_datasets
 from mapet_mm.registry import DATASETS
 from mapet_mm.utils.dist import is_first_process, print_once
@@ -88,6 +89,8 @@ class ImageFolder(CustomDataset):
         class_level: level of the folders that are classes, 1 for those directly in `data_prefix`; by default
             see `level_of_classes`.
         labels: file of lines `name class`, instead of folders.
+        groups: level of folders, or file of lines `name group`; see `groups_of`. An image's info then has its
+            `group`.
         **options: of `CustomDataset`.
 
     Raises:
@@ -105,21 +108,32 @@ class ImageFolder(CustomDataset):
     """
 
     def __init__(
-        self, part: str = "", class_level: int | None = None, labels: str | None = None, **options: Any
+        self,
+        part: str = "",
+        class_level: int | None = None,
+        labels: str | None = None,
+        groups: str | int | None = None,
+        **options: Any,
     ) -> None:
         self.part = part
         self.class_level = class_level
         self.labels = labels
+        self.groups = groups
         super().__init__(**{"extensions": EXTENSIONS, **options})
 
     def load_data_list(self) -> list[dict[str, Any]]:
-        """Path and, with labels, class of each image."""
+        """Path, with labels class and with groups group of each image."""
         samples = self._listed_samples() if self.ann_file else self._find_samples()
+        groups = None
+        if self.groups is not None:
+            groups = read_groups(self.groups, [name for name, _ in samples])
         infos = []
         for name, label in samples:
             info = dict(img_path=join_path(self.img_prefix, name))
             if self.with_label:
                 info["gt_label"] = label
+            if groups:
+                info["group"] = groups[name]
             infos.append(info)
         return infos
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mapet_mm.datasets.classes import classes_of, level_of_classes
 from mapet_mm.datasets.copies import first_copies
+from mapet_mm.datasets.groups import draw_share, groups_of
 from mapet_mm.datasets.image_folder import ImageFolder, image_names, is_of_system, others_text
 from mapet_mm.datasets.pipelines import image_paths
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.errors import UserError, listed
 
 FIFTH = 5
 IMAGES = "mapet_mm.ImageFolder"
@@ -32,7 +33,9 @@ class ImageSetError(UserError):
     """Images or labels that the evaluation cannot use."""
 
 
-def folder_loaders(folder: Path, labels: str | None = None, class_level: int | None = None) -> dict[str, Any]:
+def folder_loaders(
+    folder: Path, labels: str | None = None, class_level: int | None = None, groups: str | None = None
+) -> dict[str, Any]:
     """Image sets of a folder, by its layout, without pipelines.
 
     Known are ImageNet's and any other `train` and `val` with a folder per class, or `val` flat with its
@@ -43,9 +46,11 @@ def folder_loaders(folder: Path, labels: str | None = None, class_level: int | N
         folder: the folder.
         labels: file of lines `name class`, instead of folders.
         class_level: level of the folders that are classes; see `classes_of`.
+        groups: of the images, which no division parts; see `groups_of`.
 
     Raises:
-        ImageSetError: another layout, or ADE20K's without its list of classes.
+        ImageSetError: another layout, or ADE20K's without its list of classes; or groups where they have no
+            meaning, or with images in both `train` and `val`.
     """
     if (folder / "VOC2012").is_dir():
         folder /= "VOC2012"
@@ -53,19 +58,23 @@ def folder_loaders(folder: Path, labels: str | None = None, class_level: int | N
         if (folder / images).is_dir() and (folder / maps).is_dir():
             if kind == "ADE20KDataset":
                 _check_ade20k(folder)
+            if groups:
+                raise ImageSetError(f"{folder} has pixel labels: --groups is for classes of images")
             return {f"dense_{name}": _dense(kind, folder, images, maps, part) for name, part in parts.items()}
     if not (folder / "train").is_dir():
-        return _one_folder(folder, labels, class_level)
+        return _one_folder(folder, labels, class_level, groups)
     if not (folder / "val").is_dir():
         raise ImageSetError(f"{folder} has no folder `val`: it takes `train` and `val`")
     flat = {}
     for name in ("train", "val"):
         is_listed = (folder / f"meta/{name}.txt").is_file() and not labels
         if is_listed and not _class_folders(folder / name):
+            if groups:
+                raise ImageSetError(f"{folder} has its classes in meta/{name}.txt: --groups is for folders")
             listed = dict(type=IMAGES, data_root=str(folder), data_prefix=name)
             flat[name] = dict(dataset=dict(listed, ann_file=f"meta/{name}.txt"))
     parts = {name: (str(folder), name) for name in ("train", "val") if name not in flat}
-    made = class_loaders(parts, labels, class_level)
+    made = class_loaders(parts, labels, class_level, groups)
     if flat and "train" in made:  # their numbers are those of the class folders, also of empty ones
         made["train"]["dataset"].update(metainfo=dict(classes=_class_folders(folder / "train")))
     return {name: {**made, **flat}[name] for name in ("train", "val")}
@@ -77,7 +86,10 @@ def _class_folders(folder: Path) -> list[str]:
 
 
 def class_loaders(
-    parts: Mapping[str, tuple[str, str]], labels: str | None = None, class_level: int | None = None
+    parts: Mapping[str, tuple[str, str]],
+    labels: str | None = None,
+    class_level: int | None = None,
+    groups: str | None = None,
 ) -> dict[str, Any]:
     """Image sets of folders with a folder per class, at one level of all; without classes if there are none.
 
@@ -87,6 +99,7 @@ def class_loaders(
         parts: for each set, a folder that names are relative to, and a folder in it, or "" for all of it.
         labels: see `folder_loaders`.
         class_level: see `folder_loaders`.
+        groups: see `folder_loaders`.
     """
     names = {}
     for name, (folder, part) in parts.items():
@@ -94,14 +107,20 @@ def class_loaders(
         if others:
             print_once(f"{Path(folder, part)}: other files, left out: {others_text(others)}")
     found = list(chain.from_iterable(names.values()))
-    classes, words = classes_of(labels, found, class_level)
-    print_once(f"{', '.join(sorted({folder for folder, _ in parts.values()}))}: {words}")
+    group_of, about_groups = groups_of(groups, found)
+    classes, words = classes_of(labels, found, class_level, group_of)
+    about = "; ".join(filter(None, [about_groups, words]))
+    print_once(f"{', '.join(sorted({folder for folder, _ in parts.values()}))}: {about}")
+    if group_of:
+        _require_whole_groups(names, group_of)
     _note_copies(parts, names)
     classes = classes or {}
     both = {classes[name] for part in ("train", "val") for name in names.get(part, ()) if name in classes}
     loaders = {}
     for name, (folder, part) in parts.items():
         dataset = dict(type=IMAGES, data_prefix=folder, part=part, with_label=False)
+        if groups:
+            dataset["groups"] = str(groups)
         if classes.keys() & names[name]:
             level = class_level or level_of_classes(found)
             source = dict(labels=str(labels)) if labels else dict(class_level=level)
@@ -110,6 +129,20 @@ def class_loaders(
                 dataset.update(metainfo=dict(classes=sorted(both)))
         loaders[name] = dict(dataset=dataset)
     return loaders
+
+
+def _require_whole_groups(names: Mapping[str, Sequence[str]], group_of: Mapping[str, str]) -> None:
+    """Raise ImageSetError if a group is learnt from and tested on."""
+    groups = {part: {group_of[name] for name in own} for part, own in names.items()}
+    learnt = groups.get("train", set())
+    for part in set(groups) - {"train"}:
+        divided = sorted(learnt & groups[part])
+        if divided:
+            raise ImageSetError(
+                f"--groups: `train` and `{part}` both have images of {len(divided)} groups, such as "
+                f"{listed(divided, most=3)}: move each to one side, or name a folder without `train` and "
+                "`val`, which is divided by groups"
+            )
 
 
 def _note_copies(parts: Mapping[str, tuple[str, str]], names: Mapping[str, list[str]]) -> None:
@@ -145,17 +178,41 @@ def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict
     return dict(dataset=known)
 
 
-def _one_folder(folder: Path, labels: str | None, class_level: int | None) -> dict[str, Any]:
+def _one_folder(
+    folder: Path, labels: str | None, class_level: int | None, groups: str | None
+) -> dict[str, Any]:
     """Two loaders of one folder per class; every fifth image of each class is in `val`, with its copies.
+
+    Of images in groups, groups with a fifth of the images are; of copies the first alone is taken then.
 
     A folder without classes is `val` alone, for measures without labels, with mirrored images as second view.
     """
-    (loader,) = class_loaders({"all": (str(folder), "")}, labels, class_level).values()
+    (loader,) = class_loaders({"all": (str(folder), "")}, labels, class_level, groups).values()
     known = loader["dataset"]
     if not known["with_label"]:
         print_once(f"{folder}: measures without labels")
         return {"val": loader, "view": dict(type="RandomFlip", prob=1.0)}
     dataset = ImageFolder(**{name: value for name, value in known.items() if name != "type"})
+    indices = _divided_by_groups(dataset) if groups else _divided_by_images(dataset)
+    rule = "groups with a fifth of the images are" if groups else "every fifth image of each class is"
+    print_once(f"{folder}: {rule} tested on, {len(indices['val'])} of {len(dataset)}")
+    return {name: dict(dataset=dict(indices=own, **known)) for name, own in indices.items()}
+
+
+def _divided_by_groups(dataset: ImageFolder) -> dict[str, list[int]]:
+    """The images of two sides: whole groups, in proportion to the classes, and of copies the first."""
+    first = first_copies(list(image_paths(dataset)))
+    images = [index for index in range(len(dataset)) if first[index] == index]
+    classes = dict(enumerate(dataset.get_gt_labels().tolist()))
+    groups = {index: dataset.get_data_info(index)["group"] for index in images}
+    tested = draw_share(images, 1 / FIFTH, 0, classes, groups)
+    if not tested:
+        raise ImageSetError("--groups: each group is too large to be tested on: name smaller ones")
+    return {"train": sorted(set(images).difference(tested)), "val": sorted(tested)}
+
+
+def _divided_by_images(dataset: ImageFolder) -> dict[str, list[int]]:
+    """The images of two sides: every fifth of each class, with its copies."""
     indices: dict[str, list[int]] = {"train": [], "val": []}
     side_of: dict[int, str] = {}
     counts: Counter[int] = Counter()
@@ -165,6 +222,4 @@ def _one_folder(folder: Path, labels: str | None, class_level: int | None) -> di
             counts[label] += 1
             side_of[index] = "val" if counts[label] % FIFTH == 0 else "train"
         indices[side_of[first[index]]].append(index)
-    num_tested = len(indices["val"])
-    print_once(f"{folder}: every fifth image of each class is tested on, {num_tested} of {len(dataset)}")
-    return {name: dict(dataset=dict(indices=own, **known)) for name, own in indices.items()}
+    return indices

@@ -35,7 +35,7 @@ from mapet_mm.utils.loader_workers import default_workers
 
 SECTION = "evaluation"  # of a config
 NO_SETS = ("folder", "folders", "per_class", "protocols", "version")  # its other entries
-NAMED_FILES = ("ann_file", "store", "left_out")  # by a dataset: lists of images, a token store
+NAMED_FILES = ("ann_file", "store", "left_out", "groups")  # by a dataset: lists of images, a token store
 SETS = ("train", "val", "view", "dense_train", "dense_val")  # others are further tests of a classifier
 
 
@@ -65,10 +65,12 @@ class ImageSet:
                 steps[0] = ImageReader(steps[0])
         self.files: list[str] = []
         self._labels: list[int | None] = []
+        self._groups: list[str | None] = []
         for number in tqdm(range(len(self.dataset)), f"reading names of {name}", unit="image", delay=2):
             info = self.dataset.get_data_info(number)
             self.files.append(str(info.get("img_path") or f"number {number}"))
             self._labels.append(label_of(info))
+            self._groups.append(info.get("group"))
         self.left_out: dict[int, str] = {}  # images that cannot be decoded, with the reason
         self.shown = np.arange(len(self.files))  # the others
 
@@ -97,7 +99,8 @@ class ImageSet:
         )
         self.left_out.update(found)
         self.shown = np.delete(np.arange(len(self.files)), list(self.left_out))
-        self.__dict__.pop("labels", None)
+        for name in ("labels", "groups"):
+            self.__dict__.pop(name, None)
 
     def path(self, index: int) -> str:
         """Path of an image; its number in a dataset that holds the images themselves."""
@@ -107,6 +110,14 @@ class ImageSet:
     def labels(self) -> Int64[Tensor, " image"] | None:
         """Class of each image; None for images without labels, or with several each."""
         return None if None in self._labels else torch.tensor(self._labels)[self.shown]
+
+    @cached_property
+    def groups(self) -> Int64[Tensor, " image"] | None:
+        """Number of each image's group, if the dataset names groups; see `ImageFolder`."""
+        if None in self._groups or not self._groups:
+            return None
+        number = {group: index for index, group in enumerate(dict.fromkeys(self._groups))}
+        return torch.tensor([number[group] for group in self._groups])[self.shown]
 
     @property
     def class_names(self) -> list[str] | None:
@@ -230,6 +241,7 @@ def read_image_sets(
     labels: str | None = None,
     class_level: int | None = None,
     workers: int | None = None,
+    groups: str | None = None,
 ) -> dict[str, ImageSet]:
     """The image sets of a config, or of `data` instead.
 
@@ -242,15 +254,16 @@ def read_image_sets(
         labels: file of lines `name class`, for the images of folders.
         class_level: level of the folders that are classes; see `classes_of`.
         workers: processes that load images, in place of the number that a loader names.
+        groups: of the images of folders, which no division parts; see `groups_of`.
 
     Raises:
-        ImageSetError: no images, or labels and levels for images that are in no folder.
+        ImageSetError: no images, or labels, levels and groups for images that are in no folder.
     """
     declared = declaring_config(config, data)
     if data and Path(data).is_dir():
-        loaders = folder_loaders(Path(data), labels, class_level)
+        loaders = folder_loaders(Path(data), labels, class_level, groups)
     else:
-        loaders = _declared_loaders(declared, labels, class_level)
+        loaders = _declared_loaders(declared, labels, class_level, groups)
     loaders = loaders or _training_images(declared)
     if not loaders:
         raise ImageSetError(
@@ -303,19 +316,21 @@ def _plain(loader: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _declared_loaders(
-    config: Config, labels: str | None = None, class_level: int | None = None
+    config: Config, labels: str | None, class_level: int | None, groups: str | None
 ) -> dict[str, Any]:
     """The image sets that a config names."""
     section = config.get(SECTION) or {}
     sets = {name: value for name, value in section.items() if name not in NO_SETS}
     folders = {name: (folder, "") for name, folder in sets.items() if isinstance(folder, str)}
-    if (labels or class_level is not None) and not (folders or section.get("folder")):
+    is_asked = any(source is not None for source in (labels, class_level, groups))
+    if is_asked and not (folders or section.get("folder")):
         raise ImageSetError(
-            f"--labels and --class-level are for images of folders, but config {config.filename} declares "
-            "datasets: name a folder as --data"
+            "--labels, --class-level and --groups are for images of folders, but config "
+            f"{config.filename} declares datasets: name a folder as --data"
         )
-    loaders = folder_loaders(Path(section["folder"]), labels, class_level) if section.get("folder") else {}
-    loaders.update(class_loaders(folders, labels, class_level) if folders else {})
+    sources = (labels, class_level, groups)
+    loaders = folder_loaders(Path(section["folder"]), *sources) if section.get("folder") else {}
+    loaders.update(class_loaders(folders, *sources) if folders else {})
     for name in sets:  # in the order of the section
         loaders[name] = loaders.pop(name) if name in folders else sets[name]
     if loaders:
@@ -336,7 +351,7 @@ def _find_files(loader: dict[str, Any], config: Config) -> None:
     folder = Path(config.filename or "").parent
     for key in NAMED_FILES:
         name = loader.get("dataset", {}).get(key)
-        if name and (folder / name).exists() and folder.absolute() != Path.cwd():
+        if name and (folder / str(name)).exists() and folder.absolute() != Path.cwd():
             loader["dataset"] = dict(loader["dataset"], **{key: str((folder / name).absolute())})
 
 

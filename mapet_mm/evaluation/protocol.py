@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from mmengine.registry import Registry
 from torch import Tensor
 
+from mapet_mm.datasets.groups import draw_share
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import SETS, ImageSet, ImageSetError, answers, check_labels
 from mapet_mm.evaluation.tables import Row, bootstrap, mean_of_groups
@@ -106,15 +107,25 @@ def every_tenth(count: int) -> Bool[Tensor, " image"]:
     return torch.arange(count) % HELD_OUT == min(HELD_OUT, count) - 1
 
 
-def held_out(labels: Int64[Tensor, " image"]) -> Bool[Tensor, " image"]:
+def held_out(
+    labels: Int64[Tensor, " image"], groups: Int64[Tensor, " image"] | None = None
+) -> Bool[Tensor, " image"]:
     """True for the training images that choose between settings: every tenth of each class.
 
-    Of a class with two to nine images it is the last one; an only image is never held out.
+    Of a class with two to nine images it is the last one; an only image is never held out. Of images in
+    groups, whole groups choose, a tenth of the images and at least one group; see `draw_share`.
 
     Raises:
-        ImageSetError: no class has two images.
+        ImageSetError: no class has two images, or each group is too large.
     """
     chosen = torch.zeros(len(labels), dtype=torch.bool)
+    if groups is not None:
+        share = max(1 / HELD_OUT, 1 / len(groups.unique()))
+        known = [dict(enumerate(one.tolist())) for one in (labels, groups)]
+        chosen[draw_share(range(len(labels)), share, 0, *known)] = True
+        if not chosen.any() or chosen.all():
+            raise ImageSetError("no group of `train` is small enough to choose settings with")
+        return chosen
     by_class = labels.argsort(stable=True).split(labels.bincount().tolist())
     for images in by_class:
         if len(images) > 1:
@@ -172,14 +183,15 @@ class Classification(Protocol):
         note: str = "",
         detail: bool = False,
     ) -> list[Row]:
-        """A row for `val` and one for each further set: top-1 in percent, with an interval over images.
+        """A row for `val` and one for each further set: top-1 in percent, with an interval.
 
-        The scorers give the classes' scores of a set's images; of several, a row has mean and spread.
+        The scorers give the classes' scores of a set's images; of several, a row has mean and spread. The
+        interval is over images, or over their groups if they have any.
         """
         made = []
         for name in ("val", *further(evaluated.images)):
-            hits, groups = self.hits(evaluated, name, scorers)
-            figures = [mean_of_groups(each, groups) for each in hits]
+            hits, averaged, groups = self.hits(evaluated, name, scorers)
+            figures = [mean_of_groups(each, averaged) for each in hits]
             made.append(
                 Row(
                     protocol=self.name,
@@ -187,7 +199,7 @@ class Classification(Protocol):
                     value=float(np.mean(figures)),
                     unit="mean per class, %" if evaluated.images[name].per_class else "top-1, %",
                     spread=float(np.std(figures, ddof=1)) if len(figures) > 1 else None,
-                    interval=bootstrap(mean_of_groups, hits.mean(0), groups),
+                    interval=bootstrap(mean_of_groups, hits.mean(0), averaged, groups=groups),
                     note=note,
                     detail=detail,
                 )
@@ -196,10 +208,15 @@ class Classification(Protocol):
 
     def hits(
         self, evaluated: Evaluated, name: str, scorers: Sequence[Callable[[Features], Tensor]]
-    ) -> tuple[Float64[np.ndarray, "scorer image"], Int64[np.ndarray, " image"]]:
-        """100 for each image of a set that a scorer classifies right, 0 for others; and the images' groups.
+    ) -> tuple[
+        Float64[np.ndarray, "scorer image"],
+        Int64[np.ndarray, " image"],
+        Int64[np.ndarray, " image"] | None,
+    ]:
+        """100 for each image of a set that a scorer classifies right, 0 for others; and two numbers of each.
 
-        A figure is the mean over groups: the classes if the set is judged per class, else one group of all.
+        A figure is the mean over the first numbers: the classes if the set is judged per class, else one
+        number of all. The second ones are the images' groups, if they have any.
         """
         images = evaluated.images[name]
         _, _, num_classes = self.labelled(evaluated)
@@ -210,7 +227,8 @@ class Classification(Protocol):
             among_offered = scores(evaluated.features[name]).cpu()[:, offered]
             best = offered[among_offered.argmax(1)]
             hits.append(100 * right.gather(1, best[:, None])[judged, 0].double())
-        groups = torch.zeros(len(judged), dtype=torch.int64)
+        averaged = torch.zeros(len(judged), dtype=torch.int64)
         if images.per_class:
-            groups = images.labels
-        return torch.stack(hits).numpy(), groups[judged].numpy()
+            averaged = images.labels
+        groups = None if images.groups is None else images.groups[judged].numpy()
+        return torch.stack(hits).numpy(), averaged[judged].numpy(), groups

@@ -38,18 +38,32 @@ class Row:
         return f"{self.protocol}, {self.setting}"
 
 
-def bootstrap(figure: Callable[..., float], *values: Shaped[np.ndarray, "image ..."]) -> tuple[float, float]:
+def bootstrap(
+    figure: Callable[..., float],
+    *values: Shaped[np.ndarray, "image ..."],
+    groups: Int64[np.ndarray, " image"] | None = None,
+) -> tuple[float, float]:
     """The middle 95 % of a figure over draws of as many images, with replacement (Efron's percentiles).
+
+    Where images belong together, as a patient's, as many groups are drawn.
 
     Args:
         figure: of arrays with an entry for each image.
         *values: these arrays.
+        groups: number of each image's group; None draws single images.
     """
     generator = np.random.default_rng(0)
-    num_images = len(values[0])
+    num_drawn = len(values[0])
+    members = []
+    if groups is not None:
+        _, sizes = np.unique(groups, return_counts=True)
+        members = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
+        num_drawn = len(members)
     found = []
     for _ in range(DRAWS):
-        drawn = generator.integers(num_images, size=num_images)
+        drawn = generator.integers(num_drawn, size=num_drawn)
+        if members:
+            drawn = np.concatenate([members[group] for group in drawn])
         found.append(figure(*(each[drawn] for each in values)))
     low, high = np.nanquantile(found, TAILS)
     return float(low), float(high)

@@ -10,24 +10,29 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int64
+from torch.nn import functional as F
 
+from mapet_mm.datasets.copies import first_copies
 from mapet_mm.evaluation.extraction import require_few_left_out, take_features
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet, check_labels
-from mapet_mm.evaluation.metrics.neighbours import suiting_k, too_few_voters
+from mapet_mm.evaluation.metrics.neighbours import nearest, suiting_k, too_few_voters
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Model
 from mapet_mm.evaluation.protocol import Evaluated
-from mapet_mm.evaluation.protocols.knn import NearestNeighbours
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours, comparable, voters
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.regression import LowShot, fitted_scaler
-from mapet_mm.evaluation.tables import bootstrap, mean_of_groups
+from mapet_mm.evaluation.tables import bootstrap
 from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"
 START = "its start"
 SHOTS = 10  # labels a class
-FEW = 20  # images; of fewer, a bootstrapped interval is too narrow
+FEW = 20  # images or groups; of fewer, a bootstrapped interval is too narrow
+FEWEST_GROUPS = 5  # to be tested, for a verdict by labels
+ALIKE = 0.99  # cosine of near-twins, such as neighbouring slices or frames
+NOTED = 0.01  # share of the tested images with a near-twin, from which on it is said
 Interval = tuple[float, float]
 
 
@@ -57,6 +62,7 @@ class Verdict:
     measures: Sequence[Measure]
     sentence: str
     num_images: int  # that are measured on
+    num_groups: int | None = None  # that these are in, if they are in groups
 
     def as_json(self) -> dict[str, Any]:
         """All of it, with the table."""
@@ -78,9 +84,12 @@ class Verdict:
             rows.append([measure.name, *cells])
         notes = []
         if has_gains:
-            notes.append("[low, high]: 95 % interval over the held-out images; that of a gain is paired.")
-            if self.num_images < FEW:
-                notes.append(f"Of {self.num_images} images an interval is too narrow: do not rely on it.")
+            number, what = self.num_images, "images"
+            if self.num_groups is not None:
+                number, what = self.num_groups, "groups of images"
+            notes.append(f"[low, high]: 95 % interval over the held-out {what}; that of a gain is paired.")
+            if number < FEW:
+                notes.append(f"Of {number} {what} an interval is too narrow: do not rely on it.")
         return Table(columns, rows, notes)
 
 
@@ -134,9 +143,14 @@ def judge(
     else:
         measures = labelled_measures(evaluated, compared_with)
         sentence = sentence_of(measures[0].gain, compared_with)
+        about_twins = twins_sentence(evaluated)
+        if about_twins:
+            sentence = f"{sentence} {about_twins}"
     if token_accuracy is not None:
         measures.append(Measure("held-out token accuracy (%)", {RESULT: token_accuracy}))
-    return Verdict(compared_with, measures, sentence, len(images["val"]))
+    groups = images["val"].groups
+    num_groups = None if groups is None else len(groups.unique())
+    return Verdict(compared_with, measures, sentence, len(images["val"]), num_groups)
 
 
 def want_of_labels(images: Mapping[str, ImageSet]) -> str:
@@ -147,6 +161,9 @@ def want_of_labels(images: Mapping[str, ImageSet]) -> str:
     num_classes = len(images["train"].labels.unique())
     if too_few_voters(num_voters, num_classes):
         return f"because {num_voters} images to vote are too few for {num_classes} classes"
+    groups = images["val"].groups
+    if groups is not None and len(groups.unique()) < FEWEST_GROUPS:
+        return f"because {len(groups.unique())} groups to test are too few"
     return ""
 
 
@@ -156,7 +173,10 @@ def labelled_measures(evaluated: Mapping[str, Evaluated], compared_with: str) ->
     for name, one in evaluated.items():
         for measure, hits in hits_of(one).items():
             hits_by_measure.setdefault(measure, {})[name] = hits
-    return [measure_of(name, hits, compared_with) for name, hits in hits_by_measure.items()]
+    groups = evaluated[RESULT].images["val"].groups
+    if groups is not None:
+        groups = groups.numpy()
+    return [measure_of(name, hits, compared_with, groups) for name, hits in hits_by_measure.items()]
 
 
 def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
@@ -176,25 +196,72 @@ def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     return hits
 
 
-def measure_of(name: str, hits: Mapping[str, Float[np.ndarray, " image"]], compared_with: str) -> Measure:
+def measure_of(
+    name: str,
+    hits: Mapping[str, Float[np.ndarray, " image"]],
+    compared_with: str,
+    groups: Int64[np.ndarray, " image"] | None = None,
+) -> Measure:
     """A figure of each model from its hits, and the gain."""
-    one_group = np.zeros(len(hits[RESULT]), np.int64)
-    intervals = {model: bootstrap(mean_of_groups, own, one_group) for model, own in hits.items()}
+    intervals = {model: bootstrap(np.mean, own, groups=groups) for model, own in hits.items()}
     values = {model: float(own.mean()) for model, own in hits.items()}
-    return Measure(name, values, intervals, paired_gain(hits[RESULT], hits[compared_with], one_group))
+    return Measure(name, values, intervals, paired_gain(hits[RESULT], hits[compared_with], groups))
 
 
 def paired_gain(
     result: Float[np.ndarray, " image"],
     other: Float[np.ndarray, " image"],
-    groups: Int64[np.ndarray, " image"],
+    groups: Int64[np.ndarray, " image"] | None = None,
 ) -> Gain:
-    """The mean of the images' differences, with an interval by the bootstrap over images.
+    """The mean of the images' differences, with an interval by the bootstrap over images, or their groups.
 
     Both models are resampled together: images that are easy or hard for both do not widen the interval.
     """
     difference = result - other
-    return Gain(mean_of_groups(difference, groups), bootstrap(mean_of_groups, difference, groups))
+    return Gain(float(difference.mean()), bootstrap(np.mean, difference, groups=groups))
+
+
+def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:
+    """How many tested images have a near-twin among those that vote; empty for few, or where groups are said.
+
+    The start's features tell; random ones know no twins, so that without a start copies of files alone count.
+    """
+    if evaluated[RESULT].images["val"].groups is not None:
+        return ""
+    if START in evaluated:
+        share = share_of_twins(evaluated[START])
+        kind = "near-twin among the voters (cosine > 0.99 in the start's features)"
+    else:
+        share = share_of_copies(evaluated[RESULT].images)
+        kind = "copy among the voters"
+    if share < NOTED:
+        return ""
+    return f"{100 * share:.0f} % of the tested images have a {kind}: name --groups."
+
+
+def share_of_twins(evaluated: Evaluated) -> float:
+    """The share of the tested images of which a voter's features have a cosine above 0.99.
+
+    It is 0 of features in which most images are that much alike, whatever they show.
+    """
+    train = evaluated.features["train"]
+    setting = train.settings[-1]
+    queries = comparable(evaluated.features["val"].pooled(setting).to(evaluated.device), setting)
+    queries = F.normalize(queries, dim=1)
+    any_two = (queries * queries.flip(0)).sum(1)
+    if any_two.median() > ALIKE:
+        return 0.0
+    keys = ((F.normalize(features, dim=1), labels) for features, labels in voters(train, setting))
+    similarity, _ = nearest(queries, keys, k=1)
+    return float((similarity[:, 0] > ALIKE).float().mean())
+
+
+def share_of_copies(images: Mapping[str, ImageSet]) -> float:
+    """The share of the tested images of which a voter is a copy."""
+    paths = [one.path(index) for one in (images["train"], images["val"]) for index in range(len(one))]
+    num_voters = len(images["train"])
+    first = first_copies(paths)
+    return float(np.mean([index < num_voters for index in first[num_voters:]]))
 
 
 def sentence_of(gain: Gain, compared_with: str) -> str:

@@ -25,9 +25,11 @@ HELD_OUT = "held_out.txt"  # the others
 # Of these, the images that the verdict takes, with labels if there are any.
 VOTING = "verdict_train.txt"
 TESTED = "verdict_val.txt"
+GROUPS = "groups.txt"  # of all images, in lines `name<tab>group`, if there are any
 # Lists of other classes than the pre-training's.
 OTHER_VOTING = "verdict_train_other.txt"
 OTHER_TESTED = "verdict_val_other.txt"
+OTHER_GROUPS = "groups_other.txt"
 VERDICT = "verdict.json"
 REPORT = "report.html"
 EXPORT_FOLDERS = {"timm": "timm", "hf": "huggingface"}  # of each library

@@ -94,7 +94,7 @@ def test_names_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
 
 
 def lists(out: Path, names: list[str] = NAMES, **changes: object) -> dict[str, list[str]]:
-    options = dict(out=out, images="gone", labels=None, class_level=None)
+    options = dict(out=out, images="gone", labels=None, class_level=None, groups=None)
     options.update(no_verdict=False, seed=0, epochs=100)
     print(*write_lists(PretrainOptions(**{**options, **changes}), names))
     return {path.name: path.read_text().splitlines() for path in out.iterdir()}
@@ -242,6 +242,78 @@ def test_the_level_of_the_classes_can_be_said(tmp_path, level):
     found = lists(tmp_path, names, class_level=level)
     numbers = {line.rpartition(" ")[2] for line in found["verdict_train.txt"]}
     assert len(numbers) == {None: 2, 0: 0, 2: 3}[level]
+
+
+SLICES = [f"p{patient:02d}/{number:02d}.png" for patient in range(40) for number in range(25)]
+
+
+def patients(lines: list[str]) -> set[str]:
+    return {line[:3] for line in lines}
+
+
+def test_whole_groups_are_held_out_vote_and_are_tested(tmp_path, capsys):
+    """A fifth of the images, so that eight patients are tested; a short training's images are of all."""
+    (tmp_path / "labels.txt").write_text("".join(f"{name}\t{int(name[1:3]) % 2}\n" for name in SLICES))
+    for epochs in (1, 300):
+        out = tmp_path / str(epochs)
+        out.mkdir()
+        found = lists(out, SLICES, labels=tmp_path / "labels.txt", groups=1, epochs=epochs)
+        assert len(found["held_out.txt"]) == 200
+        assert len(found["groups.txt"]) == 1000
+        assert not patients(found["train.txt"]) & patients(found["held_out.txt"])
+        assert len(patients(found["verdict_val.txt"])) == 8
+        assert patients(found["verdict_train.txt"]) == patients(found["train.txt"])
+        assert Counter(int(patient[1:]) % 2 for patient in patients(found["held_out.txt"])) == {0: 4, 1: 4}
+    printed = capsys.readouterr().out
+    assert "200 images, 8 whole groups, are held out" in printed
+    assert "40 groups (`p00`, `p01`" in printed
+    assert len(lists(out, SLICES, groups=1)["verdict_train.txt"]) == 0
+    assert "the folders at level 1 are groups, and no classes" in capsys.readouterr().out
+
+
+def test_copies_across_groups_are_neither_tested_nor_vote_twice(tmp_path):
+    """The first slice of each patient is black."""
+    contents = {name: 0 if name.endswith("00.png") else index for index, name in enumerate(SLICES, start=1)}
+    write_images(tmp_path / "images", contents)
+    (tmp_path / "labels.txt").write_text("".join(f"{name}\t{int(name[1:3]) % 2}\n" for name in SLICES))
+    (tmp_path / "out").mkdir()
+    options = dict(images=tmp_path / "images", labels=tmp_path / "labels.txt", groups="1")
+    found = lists(tmp_path / "out", SLICES, **options)
+    assert len(patients(found["held_out.txt"])) == 8
+    measured = [*found["verdict_train.txt"], *found["verdict_val.txt"]]
+    assert sum(line.split()[0].endswith("/00.png") for line in measured) == 1
+    assert not any(line.split()[0].endswith("/00.png") for line in found["verdict_val.txt"])
+
+
+def test_few_or_large_groups_give_no_verdict_by_labels(tmp_path, capsys):
+    names = [
+        f"{kind}/p{patient}/{number}.png" for kind in "ab" for patient in range(4) for number in range(50)
+    ]
+    found = lists(tmp_path, names, groups=2)
+    assert not found["verdict_train.txt"]
+    assert "because too few have images to test" in capsys.readouterr().out
+    names = [f"{kind}/p{number % 2}/{number}.png" for kind in "ab" for number in range(100)]
+    (tmp_path / "other").mkdir()
+    assert lists(tmp_path / "other", names, groups=2) == {}
+    assert "verdict: none, because each group is too large" in capsys.readouterr().out
+
+
+def test_a_verdict_may_take_groups_that_the_pre_training_did_not(tmp_path, capsys):
+    """Half of the groups with images on both sides are tested, and the others vote."""
+    (tmp_path / "labels.txt").write_text("".join(f"{name}\t{int(name[1:3]) % 2}\n" for name in SLICES))
+    lists(tmp_path, SLICES, labels=tmp_path / "labels.txt")
+    (tmp_path / "train.txt").write_text("\n".join(name for name in SLICES if int(name[4:6]) % 10))
+    (tmp_path / "held_out.txt").write_text("\n".join(name for name in SLICES if not int(name[4:6]) % 10))
+    TokenStore.create(tmp_path / "tokens", SLICES, (1, 1), 8, "digest").write([], np.empty((0, 1, 1), int))
+    loader = dict(batch_size=4, dataset=dict(type="CustomDataset", pipeline=[]))
+    cfg = Config(dict(evaluation=dict(val=loader), train_cfg=dict(max_epochs=300), randomness=dict(seed=0)))
+    cfg = with_other_classes(cfg, tmp_path, tmp_path / "labels.txt", None, "1")
+    voting, tested = (
+        patients((tmp_path / file).read_text().splitlines()) for file in (OTHER_VOTING, OTHER_TESTED)
+    )
+    assert (len(voting), len(tested), voting & tested) == (20, 20, set())
+    assert cfg.evaluation.val.dataset.groups == "groups_other.txt"
+    assert "40 have images that were trained on, and 20 of them vote" in capsys.readouterr().out
 
 
 def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):

@@ -4,6 +4,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -206,7 +207,7 @@ def test_classes_of_a_folder_may_be_of_another_level_or_of_a_file(config, root):
     shutil.copytree(root / "years/2020", root / "years/2021")
     years, kinds = (read_image_sets(config, str(root / "years"), class_level=level) for level in (None, 2))
     assert (years["train"].class_names, kinds["train"].class_names) == (["2020", "2021"], ["a", "b", "c"])
-    with pytest.raises(ImageSetError, match="--labels and --class-level"):
+    with pytest.raises(ImageSetError, match="--labels, --class-level and --groups"):
         read_image_sets(config, class_level=1)
 
 
@@ -222,6 +223,51 @@ def test_copies_are_on_one_side_of_a_division_and_counted_between_two_sets(confi
     shutil.copy(root / "data/train/a/0.png", root / "data/val/b/9.png")
     read_image_sets(config, str(root / "data"))
     assert "1 of 10 `val` images are copies of `train` images" in capsys.readouterr().out
+
+
+def write_patients(root: Path, side: str = "") -> Path:
+    """Two classes of 15 patients with four slices each."""
+    for patient in range(30):
+        for number in range(4):
+            pixels = np.full((8, 8, 3), 8 * patient + number, np.uint8)
+            file = root / side / ("ill", "well")[patient % 2] / f"p{patient:02d}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(file), pixels)
+    return root
+
+
+def patients_of(images: ImageSet) -> set[str]:
+    return {Path(images.path(index)).parent.name for index in range(len(images))}
+
+
+def test_a_folder_is_divided_by_whole_groups(config, root, capsys):
+    """Whatever says them; a copy of another patient's slice is on one side alone."""
+    folder = write_patients(root / "scans")
+    names = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*.png"))]
+    (root / "groups.txt").write_text("".join(f"{name}\tpatient {name[-9:-6]}\n" for name in names))
+    for groups in ("2", str(root / "groups.txt")):
+        images = read_image_sets(config, str(folder), groups=groups)
+        learnt, tested = patients_of(images["train"]), patients_of(images["val"])
+        assert not learnt & tested
+        assert (len(learnt), len(tested)) == (24, 6)
+        assert images["val"].labels.bincount().tolist() == [12, 12]
+        assert images["val"].groups.bincount().tolist() == [4] * 6
+        assert "30 groups" in capsys.readouterr().out
+    assert read_image_sets(config, str(folder))["val"].groups is None
+    for file in folder.glob("*/*/0.png"):
+        shutil.copy(folder / "ill/p00/0.png", file)
+    images = read_image_sets(config, str(folder), groups="2")
+    slices = [Path(images[name].path(i)).name for name in ("train", "val") for i in range(len(images[name]))]
+    assert slices.count("0.png") == 1
+
+
+def test_groups_on_both_sides_of_a_given_division_are_refused(config, root):
+    write_patients(root / "scans", "train")
+    write_patients(root / "scans", "val")
+    with pytest.raises(ImageSetError, match="`train` and `val` both have images of 30 groups, such as `p00`"):
+        read_image_sets(config, str(root / "scans"), groups="3")
+    with pytest.raises(ImageSetError, match="--groups are for images of folders"):
+        read_image_sets(config, groups="1")
 
 
 def test_an_image_beside_the_classes_is_left_out_and_said(config, root, capsys):

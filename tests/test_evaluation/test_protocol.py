@@ -225,6 +225,30 @@ def test_classes_of_one_image_leave_none_to_choose_with(choose, images):
         choose(names=["LinearProbes"])
 
 
+def test_whole_groups_of_held_out_images_choose():
+    """A tenth of the images, in proportion to the classes; of few groups one."""
+    groups = torch.arange(400) // 10
+    labels = groups % 2
+    chosen = held_out(labels, groups)
+    assert groups[chosen].bincount()[groups[chosen].unique()].tolist() == [10] * 4
+    assert labels[chosen].bincount().tolist() == [20, 20]
+    for num_groups in (2, 3, 5):
+        groups = torch.arange(60) % num_groups
+        assert len(groups[held_out(torch.arange(60) // 30, groups)].unique()) == 1
+
+
+def test_an_interval_over_groups_is_that_of_their_sums():
+    """20 groups of one figure each: as wide as that of 20 images, whatever their sizes."""
+    values = 100.0 * (np.random.default_rng(0).random(20) < 0.6)
+    repeated = np.repeat(np.arange(20), 25)
+    order = np.random.default_rng(1).permutation(500)
+    whole = bootstrap(np.mean, values)
+    assert bootstrap(np.mean, values[repeated][order], groups=7 * repeated[order]) == pytest.approx(whole)
+    assert bootstrap(np.mean, values, groups=np.arange(20)) == whole
+    low, high = bootstrap(np.mean, values[repeated])
+    assert high - low < (whole[1] - whole[0]) / 3
+
+
 def test_intervals_are_the_middle_95_percent_of_a_bootstrap():
     """As scipy's, and as the deviation of a mean says: 1.96 of it on each side."""
     hits = 100.0 * (np.random.default_rng(0).random(2000) < 0.7)

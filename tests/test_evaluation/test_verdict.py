@@ -1,5 +1,6 @@
 """The verdict: paired intervals cover what they promise, figures are scikit-learn's, and words follow."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -30,14 +31,13 @@ from mapet_mm.evaluation.verdict import (
 def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
     """Two models that agree on most images, on 150 sets of 200 images; three deviations of a binomial."""
     random = np.random.default_rng(0)
-    groups = np.zeros(200, np.int64)
     covered = 0
     widths = []
     for _ in range(150):
         easy = random.random(200)
         result = 100.0 * (easy < 0.75)
         other = np.where(random.random(200) < 0.1, 100.0 * (random.random(200) < 0.2), 100.0 * (easy < 0.70))
-        gain = paired_gain(result, other, groups)
+        gain = paired_gain(result, other)
         low, high = gain.interval
         covered += low <= 75 - (0.9 * 70 + 0.1 * 20) <= high
         widths.append(high - low)
@@ -157,6 +157,49 @@ def test_few_images_are_said_to_carry_no_interval():
     notes = {number: Verdict(RANDOM, measures, "", number).table.notes for number in (19, 20)}
     assert notes[20] == notes[19][:-1]
     assert notes[19][-1].startswith("Of 19 images an interval is too narrow")
+    in_groups = Verdict(RANDOM, measures, "", 400, num_groups=16).table.notes
+    assert in_groups[-1].startswith("Of 16 groups of images an interval is too narrow")
+
+
+def test_near_twins_among_the_voters_are_said(models, tmp_path):
+    """By the start's features; of features that are all alike nothing, and where groups are said."""
+    assert "near-twin" not in judge(models, tmp_path).sentence
+    start, images = models[START]
+    of_train, of_val = (verdict.take_features(start, images[part], None) for part in ("train", "val"))
+    of_val.values["pooled"][:, :50] = of_train.values["pooled"][:, :50]
+    assert judge(models, tmp_path).sentence.endswith(
+        " over its start. 12 % of the tested images have a near-twin among the voters (cosine > 0.99 in the "
+        "start's features): name --groups."
+    )
+    images = models[RESULT][1]
+    images["val"].groups = torch.arange(400) // 4
+    found = judge(models, tmp_path)
+    assert "near-twin" not in found.sentence
+    assert found.num_groups == 100
+    assert "over the held-out groups of images" in found.table.notes[0]
+    images["val"].groups = None
+    for bank in (of_train, of_val):
+        bank.values["pooled"] += 1000
+    assert "near-twin" not in judge(models, tmp_path).sentence
+
+
+def test_without_a_start_copies_of_files_are_said(models, tmp_path):
+    del models[START]
+    images = models[RESULT][1]
+    for name in ("train", "val"):
+        images[name].path = lambda index, name=name: str(tmp_path / name / str(index))
+        for index in range(20):
+            Path(images[name].path(index)).parent.mkdir(exist_ok=True)
+            Path(images[name].path(index)).write_bytes(b"%d" % index)
+    assert judge(models, tmp_path).sentence.endswith(
+        ". 5 % of the tested images have a copy among the voters: name --groups."
+    )
+
+
+def test_too_few_groups_to_test_give_no_figure_by_labels(models, tmp_path):
+    for _, images in models.values():
+        images["val"].groups = torch.arange(400) % 4
+    assert "because 4 groups to test are too few" in judge(models, tmp_path).sentence
 
 
 def test_a_model_gains_nothing_over_itself():

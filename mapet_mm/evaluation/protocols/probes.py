@@ -150,7 +150,7 @@ class TrainedProbe(Classification):
     def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
         """Labels that do not suit, or no image that can be held out."""
         reason = super().unfit(images, features)
-        held_out(images["train"].labels)
+        held_out(images["train"].labels, images["train"].groups)
         return reason
 
     def takes(self, features: Mapping[str, Features]) -> None:
@@ -169,7 +169,7 @@ class TrainedProbe(Classification):
             Of each stack, the top-1 of its heads, in percent, on the images that choose.
         """
         train = evaluated.features["train"]
-        chooses = held_out(train.labels)
+        chooses = held_out(train.labels, evaluated.images["train"].groups)
         steps_per_epoch = math.ceil(int((~chooses).sum()) / self.batch_size)
         epochs = max(self.epochs, math.ceil(self.least_steps / steps_per_epoch))
         total = epochs * steps_per_epoch

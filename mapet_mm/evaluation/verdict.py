@@ -192,7 +192,8 @@ def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     if scorers:
         # Where each class has no more than these, all draws would be the same images.
         drawn = ", one draw: there are no more" if len(scorers) == 1 else ""
-        hits[f"{SHOTS} labels a class{drawn}, top-1 (%)"] = few.hits(evaluated, "val", scorers)[0].mean(0)
+        what = "labels" if evaluated.images["train"].groups is None else "groups"
+        hits[f"{SHOTS} {what} a class{drawn}, top-1 (%)"] = few.hits(evaluated, "val", scorers)[0].mean(0)
     return hits
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 from tqdm import tqdm
 
@@ -99,7 +99,7 @@ class Regression(LayerProbe):
     def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
         """Labels that do not suit, no image that can be held out, or features beyond its memory."""
         super().unfit(images, features)
-        held_out(images["train"].labels)
+        held_out(images["train"].labels, images["train"].groups)
         require_scikit_learn()
         train = features["train"]
         columns = train.columns(train.settings[-1])
@@ -127,7 +127,7 @@ class Regression(LayerProbe):
 
         train, _, num_classes = self.labelled(evaluated)
         labels = train.labels.numpy()
-        chooses = held_out(train.labels).numpy()
+        chooses = held_out(train.labels, evaluated.images["train"].groups).numpy()
         scaler = StandardScaler()
         rows = scaler.fit_transform(train.pooled(pooling, layer).numpy())
         # Choose on the held-out images, then learn from them, too.
@@ -150,8 +150,11 @@ class LowShot(Classification):
     The features are class token and patch mean side by side, or the one that there is. They are standardised
     by mean and deviation of all training images, which takes no labels.
 
+    Of images in groups, whole groups are drawn, so many of each class: ten slices of one patient say less
+    than one each of ten.
+
     Args:
-        shots: images of each class, or a share of the training images below 1.
+        shots: images (groups) of each class, or a share of the training images (groups) below 1.
         draws: how often they are drawn; the row is the mean, with the standard deviation.
     """
 
@@ -176,10 +179,11 @@ class LowShot(Classification):
         """A row for each number of labels that every class has images enough for."""
         train = evaluated.features["train"]
         scaler = fitted_scaler(train)  # it passes over all features
+        in_groups = evaluated.images["train"].groups is not None
         rows = []
         for share in self.shots:
             scorers = self.scorers(evaluated, share, scaler)
-            shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
+            shown = shots_text(share, in_groups)
             note = "one draw, of all images" if len(scorers) < self.draws else ""
             if scorers:
                 rows += self.rows_of(evaluated, f"{train.settings[-1]}, {shown}", *scorers, note=note)
@@ -191,43 +195,62 @@ class LowShot(Classification):
         """The regression of each draw, as a function of a set's features that gives scores."""
         train, _, num_classes = self.labelled(evaluated)
         setting = train.settings[-1]
+        groups = evaluated.images["train"].groups
         scorers = []
-        for images in self.drawn(train, share, num_classes):
+        for images in self.drawn(train, share, None if groups is None else groups.numpy()):
             rows = scaler.transform(train.pooled(setting, images=torch.from_numpy(images)).numpy())
             model = regression(rows, train.labels[images].numpy(), strength=1.0)
             scorers.append(partial(scores_of, model, scaler, num_classes, setting))
         return scorers
 
-    def drawn(self, train: Features, share: int | float, num_classes: int) -> list[np.ndarray]:
+    def drawn(
+        self, train: Features, share: int | float, groups: Int64[np.ndarray, " image"] | None
+    ) -> list[np.ndarray]:
         """The images of each draw; none if a class has too few, or if the row would repeat `1 a class`."""
+        labels = train.labels.numpy()
         draws = []
         for seed in range(self.draws):
-            images = draw(train.labels.numpy(), share, seed)
+            images = draw(labels, share, seed, groups)
             if images is None:
                 return []
             draws.append(images)
             if len(images) == len(train):  # all other draws are the same
                 break
-        one_per_class = share < 1 and draws and len(draws[0]) == num_classes
-        return [] if one_per_class and 1 in self.shots else draws
+        repeats = share < 1 and np.array_equal(draws[0], draw(labels, 1, 0, groups))
+        return [] if repeats and 1 in self.shots else draws
 
 
-def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
+def shots_text(share: int | float, in_groups: bool) -> str:
+    """'10 a class', '1% of the groups'."""
+    if share < 1:
+        return f"{100 * share:g}% of the {'groups' if in_groups else 'images'}"
+    return f"{share} groups a class" if in_groups else f"{share} a class"
+
+
+def draw(
+    labels: np.ndarray, share: int | float, seed: int, groups: np.ndarray | None = None
+) -> np.ndarray | None:
     """Indices of images drawn from each class, in ascending order; None if a class has too few.
 
     Args:
         labels: class of each image.
-        share: images of each class, or below 1 the share of its images, at least one.
+        share: images of each class, or below 1 the share of its images, at least one; of images in groups,
+            groups, with all of their images of the class.
         seed: of the draw.
+        groups: number of each image's group, if there are any.
     """
+    if groups is None:
+        groups = np.arange(len(labels))
     rng = np.random.default_rng(seed)
     chosen = []
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
-        count = int(share) if share >= 1 else max(1, round(share * len(of_class)))
-        if count > len(of_class):
+        groups_of_class = np.unique(groups[of_class])
+        count = int(share) if share >= 1 else max(1, round(share * len(groups_of_class)))
+        if count > len(groups_of_class):
             return None
-        chosen.append(rng.choice(of_class, count, replace=False))
+        drawn = rng.choice(groups_of_class, count, replace=False)
+        chosen.append(of_class[np.isin(groups[of_class], drawn)])
     return np.sort(np.concatenate(chosen))
 
 

@@ -45,6 +45,20 @@ def test_a_draw_takes_as_many_of_each_class():
     assert not np.array_equal(draw(labels, 5, seed=0), draw(labels, 5, seed=1))
 
 
+def test_few_labels_are_those_of_whole_groups():
+    labels = np.repeat([0, 0, 1, 1, 1, 1], 50)
+    groups = np.arange(300) // 10  # ten of class 0, twenty of class 1
+    drawn = draw(labels, 3, 0, groups)
+    assert np.bincount(groups[drawn])[np.unique(groups[drawn])].tolist() == [10] * 6
+    assert np.bincount(labels[drawn]).tolist() == [30, 30]
+    assert np.bincount(labels[draw(labels, 0.2, 0, groups)]).tolist() == [20, 40]
+    assert draw(labels, 11, 0, groups) is None
+    evaluated = evaluated_clusters()
+    evaluated.images["train"].groups = torch.arange(600) // 4
+    rows = LowShot(shots=[2, 0.001, 1], draws=2).rows(evaluated)
+    assert [row.setting for row in rows] == ["both, 2 groups a class", "both, 1 groups a class"]
+
+
 def test_the_pooling_is_the_widest_that_the_backbone_has():
     evaluated = as_evaluated(*(one_pooling(bank, "mean") for bank in evaluated_clusters().features.values()))
     (row,) = LowShot(shots=[2], draws=1).rows(evaluated)

@@ -78,6 +78,7 @@ def evaluate(
     labels: str | os.PathLike | None = None,
     class_level: int | str | None = None,
     workers: int | None = None,
+    groups: int | str | os.PathLike | None = None,
 ) -> Rows:
     """Figures of a model's frozen features, as `mapet-mm evaluate` prints them.
 
@@ -91,6 +92,8 @@ def evaluate(
         labels: file of lines `name class`, in place of a folder's own classes.
         class_level: level of the folders that are classes, 1 for those directly in the folder, or "none".
         workers: processes that load images; None for those that a config names, else up to 8.
+        groups: images that belong together, as a patient's: level of the folders, or file of lines
+            `name group`. Whole groups are tested on, drawn for few labels and resampled for intervals.
 
     Raises:
         UserError: no such model, images or protocol.
@@ -104,12 +107,14 @@ def evaluate(
     from mapet_mm.evaluation.run import Wish
     from mapet_mm.evaluation.run import evaluate as evaluate_models
     from mapet_mm.utils.commands import class_level as level_of
+    from mapet_mm.utils.commands import groups_source
     from mapet_mm.utils.dist import choose_device
 
     choose_device()
     loaded = load_model(os.fspath(model), _as_text(checkpoint))
     level = None if class_level is None else level_of(class_level)
     sources = dict(labels=_as_text(labels), class_level=level)
+    sources["groups"] = None if groups is None else groups_source(groups)
     if takes_other_classes(os.fspath(model), _as_text(data), **sources):
         loaded = replace(loaded, config=with_other_classes(loaded.config, Run(Path(model)), **sources))
         sources = {}

@@ -111,7 +111,7 @@ def main() -> None:
         if twin:
             print_once("the same network with random weights takes its features, too (without: --no-random)")
             loaded.append(twin)
-    sources = dict(labels=args.labels, class_level=args.class_level)
+    sources = dict(labels=args.labels, class_level=args.class_level, groups=args.groups)
     if takes_other_classes(args.model, args.data, **sources):
         config = with_other_classes(loaded[0].config, Run(Path(args.model)), **sources)
         loaded[0] = replace(loaded[0], config=config)

@@ -65,6 +65,8 @@ def main() -> None:
     args.cache = args.cache.absolute()
     args.out = args.out and args.out.absolute()
     args.labels = args.labels and args.labels.absolute()
+    if args.groups and not args.groups.isdecimal():  # no level of folders
+        args.groups = os.path.abspath(args.groups)
     if is_run:
         if args.data and Path(args.data).exists():
             args.data = os.path.abspath(args.data)
@@ -75,7 +77,7 @@ def main() -> None:
 
     result = load_model(args.model, args.checkpoint)
     declared = result.config
-    sources = dict(labels=args.labels, class_level=args.class_level)
+    sources = dict(labels=args.labels, class_level=args.class_level, groups=args.groups)
     if takes_other_classes(args.model, args.data, **sources):
         declared = with_other_classes(declared, run, **sources)
         sources.clear()

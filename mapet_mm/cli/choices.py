@@ -14,6 +14,7 @@ from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.start_models import SIDE
 from mapet_mm.cli.starts import GRID, Start, take_start
 from mapet_mm.datasets.classes import classes_of
+from mapet_mm.datasets.groups import groups_of
 from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
@@ -73,7 +74,9 @@ def choose(args: PretrainOptions) -> Choices:
         raise UserError(
             f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}"
         )
-    classes_of(args.labels, names, args.class_level)  # to refuse what is wrong before anything is made
+    # To refuse what is wrong before anything is made.
+    groups, _ = groups_of(args.groups, names)
+    classes_of(args.labels, names, args.class_level, groups)
 
     start = None
     arch = args.arch or "small"

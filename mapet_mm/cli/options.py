@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from mapet_mm.utils.commands import CLASS_LEVEL_DEFAULT, class_level, class_level_words, labels_words
-from mapet_mm.utils.identity import canonical
+from mapet_mm.utils.commands import (
+    CLASS_LEVEL_DEFAULT,
+    GROUPS_WORDS,
+    class_level,
+    class_level_words,
+    groups_source,
+    labels_words,
+)
+from mapet_mm.utils.identity import canonical, digest_of_file
 from mapet_mm.utils.options import (
     FLAG,
     PATH,
@@ -25,6 +32,7 @@ from mapet_mm.utils.run_folder import Run
 EPOCHS = 300
 COUNT = whole_number("1 or more", lambda count: count >= 1)
 CLASS_LEVEL = Kind(class_level, "a level of folders, 1 or more, or none", "N|none")
+GROUPS = Kind(groups_source, "a level of folders, 1 or more, or a file", "LEVEL|FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +165,7 @@ class PretrainOptions(Options):
             CLASS_LEVEL_DEFAULT,
         ),
     ] = None
+    groups: Annotated[str | None, Option(GROUPS, GROUPS_WORDS)] = None
     no_verdict: Annotated[
         bool, Option(FLAG, "train on all images, without a verdict at the end", recorded="always")
     ] = False
@@ -181,6 +190,8 @@ class PretrainOptions(Options):
             kept["init"] = Path(self.init).resolve()
         if self.labels:
             kept["labels"] = self.labels.resolve()
+        if self.groups and Path(self.groups).is_file():  # wherever it lies
+            kept["groups"] = digest_of_file(self.groups)
         return canonical(kept)
 
 

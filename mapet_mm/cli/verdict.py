@@ -58,7 +58,7 @@ def write_lists(args: PretrainOptions, names: Sequence[str]) -> list[str]:
         return ["verdict: none (--no-verdict)"]
     if len(names) < LEAST:
         return [f"verdict: none, which would take {LEAST} images"]
-    groups, about_groups = groups_of(getattr(args, "groups", None), names)
+    groups, about_groups = groups_of(args.groups, names)
     classes, words = classes_of(args.labels, names, args.class_level, groups)
     # Of several copies of an image one is drawn, and the others go where it goes; but groups stay whole.
     original = originals(names, args.images, classes)
@@ -104,7 +104,7 @@ def originals(names: Sequence[str], folder: Path, classes: Mapping[str, str] | N
 
 
 def require_same_classes(args: PretrainOptions, recorded: Mapping[str, Any]) -> None:
-    """Raise UserError if a RUN is continued with or without classes, other than as it was made.
+    """Raise UserError if a RUN is continued with classes or groups that it was made without.
 
     Args:
         args: of this start.
@@ -116,6 +116,8 @@ def require_same_classes(args: PretrainOptions, recorded: Mapping[str, Any]) -> 
         wish = ["--labels", str(args.labels)]
     elif args.class_level not in (None, recorded.get("class_level")):
         wish = ["--class-level", str(args.class_level or "none")]
+    elif args.groups and not recorded.get("groups"):
+        wish = ["--groups", args.groups]
     else:
         return
     verdict = shlex.join(["mapet-mm", "verdict", str(args.out), *wish])

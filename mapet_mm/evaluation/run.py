@@ -39,6 +39,7 @@ class Wish:
         labels: see `read_image_sets`.
         class_level: see `read_image_sets`.
         workers: see `read_image_sets`.
+        groups: see `read_image_sets`.
     """
 
     data: str | None = None
@@ -47,6 +48,7 @@ class Wish:
     labels: str | None = None
     class_level: int | None = None
     workers: int | None = None
+    groups: str | None = None
 
 
 class OpenBanks(dict):
@@ -141,7 +143,9 @@ def plan(model: Model, wish: Wish, cache: Path) -> Iterator[Job]:
     if version != VERSION:
         raise UserError(f"the config asks for version {version} of the protocols: these are {VERSION}")
     for group, folder in (section.get("folders") or {"": wish.data}).items():
-        images = read_image_sets(model.config, folder, wish.labels, wish.class_level, wish.workers)
+        images = read_image_sets(
+            model.config, folder, wish.labels, wish.class_level, wish.workers, wish.groups
+        )
         for image_set in images.values():
             image_set.per_class |= group in section.get("per_class", ())
         features = OpenBanks(model, images, cache)

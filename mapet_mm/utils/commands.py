@@ -9,6 +9,10 @@ from pathlib import Path
 # Names the stage in the environment of the tools that `mapet-mm pretrain` runs.
 STAGE = "MAPET_MM_STAGE"
 CLASS_LEVEL_DEFAULT = "the first level with two or more folders besides train, val and test"
+GROUPS_WORDS = (
+    "images that belong together, as a patient's, a clip's or a slide's: the folders at this level, or a "
+    "file of lines `name group`; whole groups are held out, drawn for few labels and resampled for intervals"
+)
 # configs/ and tools/, in a wheel or a clone, where `mim` looks for them.
 PACKAGE = Path(__file__).parents[1] / ".mim"
 TOOLS = {
@@ -31,11 +35,12 @@ TOOLS = {
 
 
 def add_class_options(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add `--labels` and `--class-level`: where the classes of images are said."""
+    """Add `--labels`, `--class-level` and `--groups`: where classes and groups of images are said."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--labels", type=Path, metavar="FILE", help=labels_words(what))
     about = f"{class_level_words(what)} (default: {CLASS_LEVEL_DEFAULT})"
     group.add_argument("--class-level", type=class_level, metavar="N|none", help=about)
+    parser.add_argument("--groups", type=groups_source, metavar="LEVEL|FILE", help=GROUPS_WORDS)
 
 
 def labels_words(what: str) -> str:
@@ -71,6 +76,14 @@ def class_level(value: str | int) -> int:
     if level < 0 or value == "0":
         raise ValueError(value)
     return level
+
+
+def groups_source(value: str | int | os.PathLike) -> str:
+    """A level of folders, 1 or more, or a file."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    if not text or text == "0":
+        raise ValueError(value)
+    return text
 
 
 def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:

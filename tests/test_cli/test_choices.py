@@ -259,6 +259,19 @@ def test_a_file_of_labels_is_the_same_by_any_name(photographs, planned, monkeypa
         pretrain(options(photographs, "--labels", "others.txt"))
 
 
+def test_a_file_of_groups_is_the_same_by_its_content(photographs, planned, monkeypatch):
+    groups = photographs.parent / "groups.txt"
+    groups.write_text("a.jpg x\ndeep/er/b.PNG y\ndeep/c d.webp\tx\n")
+    pretrain(options(photographs, "--groups", str(groups)))
+    pretrain(options(photographs, "--groups", str(groups.rename(photographs.parent / "moved.txt"))))
+    with pytest.raises(UserError, match="groups: "):
+        pretrain(options(photographs, "--groups", "1"))
+    assert len(planned) == 2
+    assert PretrainOptions(images="a", out="b", groups=1).groups == "1"
+    with pytest.raises(UserError, match="--groups must be a level of folders"):
+        PretrainOptions(images="a", out="b", groups=0)
+
+
 def test_images_and_labels_are_the_same_wherever_they_lie(photographs, planned, capsys):
     labels = photographs.parent / "labels.txt"
     labels.write_text("a.jpg x\ndeep/er/b.PNG y\ndeep/c d.webp\tx\n")

@@ -307,7 +307,7 @@ def test_a_verdict_may_take_groups_that_the_pre_training_did_not(tmp_path, capsy
     TokenStore.create(tmp_path / "tokens", SLICES, (1, 1), 8, "digest").write([], np.empty((0, 1, 1), int))
     loader = dict(batch_size=4, dataset=dict(type="CustomDataset", pipeline=[]))
     cfg = Config(dict(evaluation=dict(val=loader), train_cfg=dict(max_epochs=300), randomness=dict(seed=0)))
-    cfg = with_other_classes(cfg, tmp_path, tmp_path / "labels.txt", None, "1")
+    cfg = with_other_classes(cfg, Run(tmp_path), tmp_path / "labels.txt", None, "1")
     voting, tested = (
         patients((tmp_path / file).read_text().splitlines()) for file in (OTHER_VOTING, OTHER_TESTED)
     )
@@ -351,3 +351,7 @@ def test_other_classes_for_a_pre_training_that_is_there_are_the_verdicts(tmp_pat
     require_same_classes(args, {"class_level": 0})
     with pytest.raises(UserError, match="--class-level none"):
         require_same_classes(args, {"class_level": 1})
+    args = PretrainOptions(images="mine", out=args.out, groups=1)
+    require_same_classes(args, {"groups": "1"})
+    with pytest.raises(UserError, match=r"without --groups 1.*`mapet-mm verdict .* --groups 1`"):
+        require_same_classes(args, {})

@@ -89,7 +89,7 @@ def main() -> None:
     from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
     from mapet_mm.evaluation.models import find_model, random_twin
     from mapet_mm.evaluation.run import Wish, evaluate
-    from mapet_mm.evaluation.tables import figure_text, results_table
+    from mapet_mm.evaluation.tables import results_table
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process, print_once, say_share
     from mapet_mm.utils.run_folder import Run
@@ -123,7 +123,7 @@ def main() -> None:
 
     def show(row: Row) -> None:
         if not row.detail:
-            print(f"  {row.name}: {figure_text(row)} {row.unit}", flush=True)
+            print(f"  {row.name}: {row.text} {row.unit}", flush=True)
 
     def keep(results: Mapping[str, Sequence[Row]]) -> None:
         if args.out:

@@ -37,6 +37,11 @@ class Row:
         """The name in a table's `metric` and in a log."""
         return f"{self.protocol}, {self.setting}"
 
+    @property
+    def text(self) -> str:
+        """The figure, with all that is known about it."""
+        return figure_text(self.value, self.spread, self.interval, self.note)
+
 
 def bootstrap(
     figure: Callable[..., float],
@@ -83,28 +88,36 @@ def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
     Args:
         results: the rows by the checkpoint's name.
     """
-    by_key = {name: {(row.name, row.unit): row for row in rows} for name, rows in results.items()}
+    texts = {name: {(row.name, row.unit): row.text for row in rows} for name, rows in results.items()}
     # A dict keeps the order in which figures come first.
     keys = {(row.name, row.unit): None for rows in results.values() for row in rows if not row.detail}
     columns = [Column("result"), Column("figure"), *(Column(name) for name in results)]
     lines = []
     for key in keys:
-        cells = [figure_text(by_key[name].get(key)) for name in results]
+        cells = [texts[name].get(key) for name in results]
         lines.append([*key, *cells])
     return Table(columns, lines)
 
 
-def figure_text(row: Row | None) -> str | None:
-    """The text of a figure: `81.2 ± 0.3 [80.1, 82.4] (rate 0.1)`."""
-    if row is None:
-        return None
-    digits = 1 if abs(row.value) >= 1 else 3
-    text = f"{row.value:.{digits}f}"
-    if row.spread is not None:
-        text += f" ± {row.spread:.1f}"
-    if row.interval is not None:
-        low, high = row.interval
+def figure_text(
+    value: float,
+    spread: float | None = None,
+    interval: tuple[float, float] | None = None,
+    note: str = "",
+) -> str:
+    """The text of a figure.
+
+    Examples:
+        >>> figure_text(81.24, 0.31, (80.1, 82.4), "rate 0.1")
+        '81.2 ± 0.3 [80.1, 82.4] (rate 0.1)'
+    """
+    digits = 1 if abs(value) >= 1 else 3
+    text = f"{value:.{digits}f}"
+    if spread is not None:
+        text += f" ± {spread:.1f}"
+    if interval is not None:
+        low, high = interval
         text += f" [{low:.1f}, {high:.1f}]"
-    if row.note:
-        text += f" ({row.note})"
+    if note:
+        text += f" ({note})"
     return text

@@ -23,7 +23,7 @@ from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours, comparable, voters
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.regression import LowShot, fitted_scaler
-from mapet_mm.evaluation.tables import bootstrap
+from mapet_mm.evaluation.tables import bootstrap, figure_text
 from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"
@@ -43,6 +43,12 @@ class Gain:
     points: float
     interval: Interval
 
+    @property
+    def text(self) -> str:
+        """'+6.1 [+3.9, +8.2]'."""
+        low, high = self.interval
+        return f"{self.points:+.1f} [{low:+.1f}, {high:+.1f}]"
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -52,6 +58,12 @@ class Measure:
     values: Mapping[str, float]  # by model
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 %, over images
     gain: Gain | None = None  # of the result over the model that it is compared with
+
+    def text(self, model: str) -> str | None:
+        """A model's figure, '81.2 [80.1, 82.4]'; None if it has none."""
+        if model not in self.values:
+            return None
+        return figure_text(self.values[model], interval=self.intervals.get(model))
 
 
 @dataclass(frozen=True)
@@ -78,9 +90,9 @@ class Verdict:
             columns.append(Column(f"gain over {self.compared_with}"))
         rows = []
         for measure in self.measures:
-            cells = [_figure(measure.values.get(name), measure.intervals.get(name)) for name in models]
+            cells = [measure.text(name) for name in models]
             if has_gains:
-                cells.append(_gain(measure.gain))
+                cells.append(measure.gain and measure.gain.text)
             rows.append([measure.name, *cells])
         notes = []
         if has_gains:
@@ -91,22 +103,6 @@ class Verdict:
             if number < FEW:
                 notes.append(f"Of {number} {what} an interval is too narrow: do not rely on it.")
         return Table(columns, rows, notes)
-
-
-def _figure(value: float | None, interval: Interval | None) -> str | None:
-    """'81.2 [80.1, 82.4]'."""
-    if value is None:
-        return None
-    text = f"{value:.1f}" if abs(value) >= 1 else f"{value:.3f}"
-    return text if interval is None else f"{text} [{interval[0]:.1f}, {interval[1]:.1f}]"
-
-
-def _gain(gain: Gain | None) -> str | None:
-    """'+6.1 [+3.9, +8.2]'."""
-    if gain is None:
-        return None
-    low, high = gain.interval
-    return f"{gain.points:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def judge(

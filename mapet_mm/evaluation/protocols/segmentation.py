@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,8 +41,7 @@ DENSE = ("dense_train", "dense_val")
 DISTANCES = ("cosine", "L2")
 # Query patches that are compared with all training patches in one pass over them.
 QUERIES = 2**15
-# Patches' labels (patch, pixel) by setting.
-Segments = dict[str, UInt8[np.ndarray, "patch pixel"]]
+Labels = Int[np.ndarray, "height width"]  # of an image
 
 
 @PROTOCOLS.register_module()
@@ -76,7 +75,7 @@ class SegmentationByNeighbours(Protocol):
         if not can_segment(evaluated):
             print_once(f"no {self.name}: it takes pixel labels, names of classes and patch tokens")
             return []
-        chosen_on, tested = prepared(evaluated).neighbours(self.ks)
+        chosen_on, tested = measured(*prepared(evaluated), self.ks)
         setting = best_setting(chosen_on)
         best = tested[setting]
         chosen = int(setting.rpartition("=")[2])
@@ -107,23 +106,162 @@ def can_segment(evaluated: Evaluated) -> bool:
     return has_patches and bool(evaluated.images["dense_train"].class_names)
 
 
-def prepared(evaluated: Evaluated) -> SegmentationTask:
-    """The tokens and labels of a model's images."""
+def prepared(evaluated: Evaluated) -> tuple[Voters, Sequence[Labels], Features, Sequence[Labels]]:
+    """The training patches, their images' labels, and the test images' features and labels."""
     train = evaluated.images["dense_train"]
-    test = evaluated.images["dense_val"]
     features = evaluated.features["dense_train"]
     # As many labels per side of a patch as it has pixels.
     num_pixels = math.prod(train[0]["inputs"].shape[1:])
     side = max(1, round((num_pixels / math.prod(features.grid)) ** 0.5))
-    return SegmentationTask(
+    labels = pixel_labels(train)
+    voters = labelled_patches(features, labels, len(train.class_names), side, evaluated.device)
+    return voters, labels, evaluated.features["dense_val"], pixel_labels(evaluated.images["dense_val"])
+
+
+def measured(
+    voters: Voters,
+    labels: Sequence[Labels],
+    test: Features,
+    test_labels: Sequence[Labels],
+    ks: Sequence[int],
+) -> tuple[dict[str, Areas], dict[str, Areas]]:
+    """Each setting's areas on the held-out training images and on the test images.
+
+    A tenth of the training images chooses the setting, by the votes of the others, and votes on the test
+    images, too. k is at most the number of patches that vote for the choice.
+
+    Raises:
+        ImageSetError: the training images that are not held out have patches of fewer than two classes.
+    """
+    chooses = every_tenth(len(labels)).nonzero().flatten().tolist()
+    others = voters.without(chooses)
+    if len(np.unique(others.cells[others.mask.numpy()])) < 2:
+        raise ImageSetError(
+            f"the {len(labels)} labelled training images, without the {len(chooses)} that choose the "
+            "setting, have fewer than two classes: give more, or look at `reduce_zero_label`"
+        )
+    ks = sorted({min(k, int(others.mask.sum())) for k in ks})
+    chosen_on = others.areas(voters.features, labels, chooses, ks)
+    return chosen_on, voters.areas(test, test_labels, range(len(test)), ks)
+
+
+def labelled_patches(
+    features: Features,
+    labels: Sequence[Labels],
+    num_classes: int,
+    side: int = 1,
+    device: torch.device | str = "cpu",
+) -> Voters:
+    """The patches of some images, of which those vote that are mostly labelled.
+
+    Args:
+        features: of the images.
+        labels: of each image at its own size, class indices and 255, ignored.
+        num_classes: number of classes.
+        side: labels per side of a patch.
+        device: where neighbours are compared.
+    """
+    from sklearn.preprocessing import StandardScaler
+
+    cells = []
+    is_labelled = []
+    for image in labels:
+        own = label_cells(image, features.grid, side)
+        most = majority(own, num_classes)
+        # In patches that are mostly labelled, ignored pixels vote as most of the patch.
+        cells.append(np.where(own == IGNORED, most[:, None], own))
+        is_labelled.append(most != IGNORED)
+    scaler = StandardScaler()
+    for _, tokens in features.blocks("tokens"):
+        scaler.partial_fit(tokens.flatten(0, 1).numpy())
+    return Voters(
         features,
-        pixel_labels(train),
-        evaluated.features["dense_val"],
-        pixel_labels(test),
-        len(train.class_names),
-        side,
-        evaluated.device,
+        np.concatenate(cells),
+        torch.from_numpy(np.concatenate(is_labelled)),
+        num_classes,
+        torch.from_numpy(scaler.mean_).float(),
+        torch.from_numpy(scaler.scale_).float(),
+        torch.device(device),
     )
+
+
+@dataclass(frozen=True)
+class Voters:
+    """Patches with labels, which vote for those of patches that are near them.
+
+    Args:
+        features: of their images.
+        cells: labels of each patch, pixel by pixel.
+        mask: which patches vote.
+        num_classes: number of classes.
+        mean, scale: by which tokens are standardised.
+        device: where neighbours are compared.
+    """
+
+    features: Features
+    cells: UInt8[np.ndarray, "patch pixel"]
+    mask: Bool[Tensor, " patch"]
+    num_classes: int
+    mean: Float[Tensor, " dim"]
+    scale: Float[Tensor, " dim"]
+    device: torch.device
+
+    def without(self, images: Sequence[int]) -> Voters:
+        """The patches of the other images alone."""
+        mask = self.mask.clone().unflatten(0, (len(self.features), -1))  # image patch
+        mask[images] = False
+        return replace(self, mask=mask.flatten())
+
+    def areas(
+        self,
+        features: Features,
+        labels: Sequence[Labels],
+        images: Sequence[int],
+        ks: Sequence[int],
+    ) -> dict[str, Areas]:
+        """Areas of each distance and k on some images, as the votes go."""
+        areas: dict[str, Areas] = defaultdict(lambda: Areas(self.num_classes))
+        num_patches = math.prod(features.grid)  # of an image
+        at_once = max(1, QUERIES // num_patches)
+        for start in tqdm(range(0, len(images), at_once), "segmentation", unit="part"):
+            some = images[start : start + at_once]
+            queries = self.scaled(features.tokens(some))
+            for distance in DISTANCES:
+                _, patches = nearest(as_query(queries, distance), self.keys(distance), ks[-1])  # query k
+                for image, neighbours in zip(some, patches.cpu().split(num_patches), strict=True):
+                    truth = labels[image]
+                    voted = vote(self.cells[neighbours.numpy()], self.num_classes, ks)
+                    for k, cells in voted.items():
+                        areas[f"{distance}, k={k}"].add(join_cells(cells, features.grid, truth.shape), truth)
+        return dict(areas)
+
+    def keys(self, distance: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The voting patches as keys for `nearest`, with their indices."""
+        num_patches = math.prod(self.features.grid)
+        for images, tokens in self.features.blocks("tokens"):
+            first = images.start * num_patches
+            own = self.mask[first : images.stop * num_patches].nonzero().flatten()
+            keys = as_key(self.scaled(tokens.flatten(0, 1)[own]), distance)
+            yield from zip(keys.split(COLUMNS), (own + first).split(COLUMNS), strict=True)
+
+    def scaled(self, tokens: Float[Tensor, "*patch dim"]) -> Float[Tensor, "row dim"]:
+        """Standardised tokens, on the device."""
+        return ((tokens.flatten(0, -2) - self.mean) / self.scale).to(self.device)
+
+
+def as_query(rows: Float[Tensor, "row dim"], distance: str) -> Float[Tensor, "row width"]:
+    """Rows of which the nearest keys have the largest products."""
+    if distance == "cosine":
+        return F.normalize(rows, dim=1)
+    return torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
+
+
+def as_key(rows: Float[Tensor, "row dim"], distance: str) -> Float[Tensor, "row width"]:
+    """Rows that have the largest products with the nearest queries."""
+    if distance == "cosine":
+        return F.normalize(rows, dim=1)
+    # |q - t|^2 = |q|^2 - 2 (q t - |t|^2 / 2), and |q|^2 is the same for all keys.
+    return torch.cat([rows, -rows.square().sum(1, keepdim=True) / 2], 1)
 
 
 def vote(
@@ -139,147 +277,6 @@ def vote(
         if rank + 1 in ks:
             voted[rank + 1] = votes.argmax(2).byte().numpy()
     return voted
-
-
-def labels_of_patches(
-    labels: Sequence[Int[np.ndarray, "height width"]], grid: tuple[int, int], side: int, num_classes: int
-) -> tuple[UInt8[np.ndarray, "patch pixel"], UInt8[np.ndarray, " patch"]]:
-    """The labels of some images' patches, pixel by pixel, and the most frequent one of each.
-
-    In patches that are mostly labelled, ignored pixels vote as most of the patch.
-    """
-    cells = []
-    most_frequent = []
-    for image in labels:
-        own = label_cells(image, grid, side)
-        most = majority(own, num_classes)
-        cells.append(np.where(own == IGNORED, most[:, None], own))
-        most_frequent.append(most)
-    return np.concatenate(cells), np.concatenate(most_frequent)
-
-
-class SegmentationTask:
-    """Patch tokens and pixel labels of training and test images, prepared for votes.
-
-    Args:
-        train, test: features of the images.
-        train_labels, test_labels: of each image at its own size, class indices and 255, ignored.
-        num_classes: number of classes.
-        side: labels per side of a training patch.
-        device: where neighbours are compared.
-
-    Raises:
-        ImageSetError: the training images that are not held out have patches of fewer than two classes.
-    """
-
-    def __init__(
-        self,
-        train: Features,
-        train_labels: Sequence[Int[np.ndarray, "height width"]],
-        test: Features,
-        test_labels: Sequence[Int[np.ndarray, "height width"]],
-        num_classes: int,
-        side: int = 1,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        from sklearn.preprocessing import StandardScaler
-
-        self.train = train
-        self.train_labels = train_labels
-        self.test = test
-        self.test_labels = test_labels
-        self.num_classes = num_classes
-        self.device = torch.device(device)
-        self.num_patches = math.prod(train.grid)  # of an image
-        self.cells, self.labels = labels_of_patches(train_labels, train.grid, side, num_classes)
-        # Which training images choose, and which patches are learnt from: without these images, and with.
-        self.held_out = every_tenth(len(train)).nonzero().flatten().tolist()
-        self.labelled = torch.from_numpy(self.labels != IGNORED)
-        self.kept = self.labelled.clone()
-        self.kept.view(len(train), -1)[self.held_out] = False
-        if len(np.unique(self.cells[self.kept.numpy()])) < 2:
-            raise ImageSetError(
-                f"the {len(train)} labelled training images, without the {len(self.held_out)} that choose "
-                "the setting, have fewer than two classes: give more, or look at `reduce_zero_label`"
-            )
-        scaler = StandardScaler()
-        for _, tokens in train.blocks("tokens"):
-            scaler.partial_fit(tokens.flatten(0, 1).numpy())
-        self.mean = torch.from_numpy(scaler.mean_).float()
-        self.scale = torch.from_numpy(scaler.scale_).float()
-
-    def neighbours(self, ks: Sequence[int]) -> tuple[dict[str, Areas], ...]:
-        """Each setting's areas on the held-out training images and on the test images, by neighbours' votes.
-
-        k is at most the number of labelled patches that there are to choose a setting with.
-        """
-        ks = sorted({min(k, int(self.kept.sum())) for k in ks})
-        chosen_on = self.measure(self.train, self.train_labels, self.held_out, self.kept, ks)
-        every = range(len(self.test))
-        return chosen_on, self.measure(self.test, self.test_labels, every, self.labelled, ks)
-
-    def votes(
-        self, mask: Bool[Tensor, " patch"], ks: Sequence[int], rows: Float[Tensor, "query dim"]
-    ) -> Segments:
-        """Labels of scaled patches for each distance and k, by votes of the masked training patches."""
-        voted = {}
-        for distance in DISTANCES:
-            queries = comparable(rows, distance, is_key=False)
-            _, patches = nearest(queries, self.keys(mask, distance), ks[-1])  # query k
-            by_image = []
-            for neighbours in patches.cpu().split(self.num_patches):
-                by_image.append(vote(self.cells[neighbours.numpy()], self.num_classes, ks))
-            for k in ks:
-                voted[f"{distance}, k={k}"] = np.concatenate([segments[k] for segments in by_image])
-        return voted
-
-    def measure(
-        self,
-        features: Features,
-        labels: Sequence[Int[np.ndarray, "height width"]],
-        images: Sequence[int],
-        mask: Bool[Tensor, " patch"],
-        ks: Sequence[int],
-    ) -> dict[str, Areas]:
-        """Areas of each distance and k on some images, by votes of the masked training patches."""
-        areas: dict[str, Areas] = defaultdict(lambda: Areas(self.num_classes))
-        at_once = max(1, QUERIES // self.num_patches)
-        for start in tqdm(range(0, len(images), at_once), "segmentation", unit="part"):
-            some = images[start : start + at_once]
-            segments = self.votes(mask, ks, self.scaled(features.tokens(some)))
-            for offset, image in enumerate(some):
-                own = slice(offset * self.num_patches, (offset + 1) * self.num_patches)
-                truth = labels[image]
-                for setting, cells in segments.items():
-                    predicted = join_cells(cells[own], features.grid, truth.shape)
-                    areas[setting].add(predicted, truth)
-        return dict(areas)
-
-    def scaled(self, tokens: Float[Tensor, "*patch dim"]) -> Float[Tensor, "row dim"]:
-        """Tokens with mean 0 and standard deviation 1, on the device."""
-        return ((tokens.flatten(0, -2) - self.mean) / self.scale).to(self.device)
-
-    def masked(self, mask: Bool[Tensor, " patch"]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scaled tokens of the masked training patches, with their indices among all of them."""
-        for images, tokens in self.train.blocks("tokens"):
-            first = images.start * self.num_patches
-            own = mask[first : images.stop * self.num_patches].nonzero().flatten()
-            yield self.scaled(tokens.flatten(0, 1)[own]), own + first
-
-    def keys(self, mask: Bool[Tensor, " patch"], distance: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The masked training patches as keys for `nearest`, with their indices."""
-        for rows, patches in self.masked(mask):
-            keys = comparable(rows, distance, is_key=True)
-            yield from zip(keys.split(COLUMNS), patches.split(COLUMNS), strict=True)
-
-
-def comparable(rows: Float[Tensor, "row dim"], distance: str, is_key: bool) -> Float[Tensor, "row width"]:
-    """Rows such that the nearest keys have the largest products with a query."""
-    if distance == "cosine":
-        return F.normalize(rows, dim=1)
-    # |q - t|^2 = |q|^2 - 2 (q t - |t|^2 / 2), and |q|^2 is the same for all keys.
-    last = -rows.square().sum(1, keepdim=True) / 2 if is_key else torch.ones_like(rows[:, :1])
-    return torch.cat([rows, last], 1)
 
 
 def best_setting(held_out: dict[str, Areas]) -> str:

@@ -1,6 +1,7 @@
 """Segmentation of frozen patch tokens, by value and beside implementations that can be checked by eye."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +17,9 @@ from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols import segmentation
 from mapet_mm.evaluation.protocols.segmentation import (
     SegmentationByNeighbours,
-    SegmentationTask,
     best_setting,
+    labelled_patches,
+    measured,
 )
 
 GRID, DIM, CLASSES = (3, 5), 6, ("background", "cat", "dog", "sky")
@@ -44,6 +46,11 @@ def images(count: int, seed: int, size=(12, 20)) -> tuple[MemoryFeatures, list[n
     return bank(tokens), labels
 
 
+def areas(train, test, ks) -> tuple[dict[str, Areas], dict[str, Areas]]:
+    """On held-out training images and on test images, as features and labels."""
+    return measured(labelled_patches(*train, 4, side=4), train[1], *test, ks)
+
+
 def scaled(train: MemoryFeatures, other: MemoryFeatures) -> np.ndarray:
     rows = [each.tokens(list(range(len(each)))).flatten(0, 2).double().numpy() for each in (train, other)]
     return (rows[1] - rows[0].mean(0)) / rows[0].std(0)
@@ -55,7 +62,7 @@ def naive_knn(train, test, k: int, distance: str) -> float:
     cells = np.concatenate([label_cells(each, GRID, 4) for each in train[1]])
     labelled = majority(cells, 4) != 255
     cells = np.where(cells == 255, majority(cells, 4)[:, None], cells)[labelled]
-    keys, areas = keys[labelled], Areas(4)
+    keys, measured = keys[labelled], Areas(4)
     for image, labels in enumerate(test[1]):
         voted = []
         for query in queries[15 * image : 15 * image + 15]:
@@ -64,8 +71,8 @@ def naive_knn(train, test, k: int, distance: str) -> float:
                 far = 1 - keys @ query / np.linalg.norm(keys, axis=1) / np.linalg.norm(query)
             pixels = cells[np.argsort(far)[:k]].T.tolist()
             voted.append([max(sorted(set(each)), key=Counter(each).get) for each in pixels])
-        areas.add(join_cells(np.array(voted, np.uint8), GRID, labels.shape), labels)
-    return areas.miou
+        measured.add(join_cells(np.array(voted, np.uint8), GRID, labels.shape), labels)
+    return measured.miou
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(2**16, 2**14), (32, 7)])  # at once, and in small parts
@@ -73,7 +80,7 @@ def test_votes_are_those_of_a_naive_loop(monkeypatch, queries, keys):
     monkeypatch.setattr(segmentation, "QUERIES", queries)
     monkeypatch.setattr(segmentation, "COLUMNS", keys)
     train, test = images(23, 0), images(6, 1, size=(17, 23))
-    _, tested = SegmentationTask(*train, *test, 4, side=4).neighbours((1, 3, 10))
+    _, tested = areas(train, test, (1, 3, 10))
     for distance in ("cosine", "L2"):
         for k in (1, 3, 10):
             found = tested[f"{distance}, k={k}"].miou
@@ -83,23 +90,22 @@ def test_votes_are_those_of_a_naive_loop(monkeypatch, queries, keys):
 
 def test_the_setting_is_chosen_on_held_out_training_images():
     (features, labels), test = images(20, 0), images(4, 1)
-    task = SegmentationTask(features, labels, *test, 4, side=4)
-    chosen_on, tested = task.neighbours((1, 10))
+    chosen_on, tested = areas((features, labels), test, (1, 10))
     kept = [i for i in range(20) if i not in (9, 19)]
     sides = [(bank(features.tokens(part)), [labels[i] for i in part]) for part in (kept, [9, 19])]
-    alone = SegmentationTask(*sides[0], *sides[1], 4, side=4)
-    alone.mean, alone.scale = task.mean, task.scale
-    expected = alone.neighbours((1, 10))[1]
-    for setting, areas in chosen_on.items():
-        assert areas.miou == pytest.approx(expected[setting].miou)
+    voters = labelled_patches(features, labels, 4, side=4)
+    alone = replace(labelled_patches(*sides[0], 4, side=4), mean=voters.mean, scale=voters.scale)
+    expected = alone.areas(*sides[1], range(2), (1, 10))
+    for setting, found in chosen_on.items():
+        assert found.miou == pytest.approx(expected[setting].miou)
     assert best_setting(chosen_on) == max(chosen_on, key=lambda name: chosen_on[name].miou)
     assert tested.keys() == chosen_on.keys()
 
 
 def test_more_neighbours_than_patches_are_all_patches_that_the_choice_has():
-    task = SegmentationTask(*images(2, 0), *images(2, 1), 4, side=4)  # one of two images is held out
-    chosen_on, tested = task.neighbours((1, 30, 1000))
-    most = int(task.kept.sum())
+    train = images(2, 0)
+    chosen_on, tested = areas(train, images(2, 1), (1, 30, 1000))
+    most = int(labelled_patches(*train, 4, side=4).without([1]).mask.sum())  # one of two is held out
     assert list(chosen_on) == list(tested) == [f"{one}, k={k}" for one in ("cosine", "L2") for k in (1, most)]
 
 
@@ -107,14 +113,14 @@ def test_patches_that_are_mostly_background_still_vote_for_what_else_they_cover(
     tokens = np.array([[[[1.0, 0.0]]], [[[0.0, 1.0]]]] * 5)
     upper, lower = np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)
     upper[0], lower[3] = 1, 2
-    task = SegmentationTask(*(bank(tokens), [upper, lower] * 5) * 2, 4, side=4)
-    assert task.neighbours([1])[1]["cosine, k=1"].miou == 100
+    both = (bank(tokens), [upper, lower] * 5)
+    assert areas(both, both, [1])[1]["cosine, k=1"].miou == 100
 
 
 def test_held_out_images_without_a_label_leave_the_first_setting():
     features, labels = images(4, 0)
-    task = SegmentationTask(features, [*labels[:3], np.full((12, 20), 255)], *images(2, 1), 4, side=4)
-    assert best_setting(task.neighbours([1, 3])[0]) == "cosine, k=1"
+    chosen_on, _ = areas((features, [*labels[:3], np.full((12, 20), 255)]), images(2, 1), [1, 3])
+    assert best_setting(chosen_on) == "cosine, k=1"
 
 
 @pytest.mark.parametrize("values", [(2, 2, 2), (255, 255, 255), (255, 255, None)], ids=str)
@@ -122,7 +128,7 @@ def test_fewer_than_two_classes_to_learn_from_are_refused(values):
     """One class, no label, and labels in the held-out image alone."""
     labels = [images(1, 0)[1][0] if one is None else np.full((12, 20), one) for one in values]
     with pytest.raises(ImageSetError, match="two classes"):
-        SegmentationTask(images(3, 0)[0], labels, *images(2, 1), 4, side=4)
+        areas((images(3, 0)[0], labels), images(2, 1), [1])
 
 
 def sample(labels) -> SegDataSample:

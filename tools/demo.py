@@ -31,6 +31,7 @@ from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import curves_section
 from mapet_mm.visualization.report import Report, Section, write_report
 from mapet_mm.visualization.segmentation import segmentation_figure
+from mapet_mm.visualization.token_statistics import measure_usage
 
 TRAIN = "tools/train.py"
 RECIPES = "configs/micro"
@@ -232,9 +233,11 @@ def make_report(stages: Sequence[Stage], jobs: int) -> Report:
     """The page: results, pictures, machine and commands."""
     by_name = {stage.name: stage for stage in stages}
     seconds = sum(stage.result["seconds"] for stage in stages)
+    store = TokenStore.open(TOKENS)
+    usage = measure_usage(store)
     sections = [
-        curves_section(by_name["pretraining"].folder),
-        codebook_section(TokenStore.open(TOKENS), DATA),
+        curves_section(by_name["pretraining"].folder, entropy=usage.entropy),
+        codebook_section(store, usage, DATA),
         masks_section(),
     ]
     if "frozen" in by_name:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from mapet_mm.dependencies import version_report
+from mapet_mm.engine.hooks.knn_probe_hook import BEST, TOP1
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.models import Model
@@ -23,16 +25,18 @@ from mapet_mm.utils.run_folder import IMAGES, TOKENIZER, Run
 from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
 from mapet_mm.visualization.features import (
+    LastAttention,
     nearest_images,
     neighbours_figure,
+    patches_figure,
     principal_colours,
-    principal_figure,
 )
 from mapet_mm.visualization.report import Report, Section
+from mapet_mm.visualization.token_statistics import TokenUsage, measure_usage
 from mapet_mm.visualization.training_log import last_values, read_scalars
 from mapet_mm.visualization.verdict import verdict_section
 
-KNN_PANEL = Panel("k-NN during the pre-training", "top-1 (%)", "", "knn/top1")
+KNN_PANEL = Panel("k-NN during the pre-training", "top-1 (%)", "", TOP1)
 COLOURED = 8  # images, four in a figure
 IN_A_FIGURE = 4
 QUERIES = 5
@@ -74,10 +78,11 @@ def report_of_run(
     store = TokenStore.open(run.tokens)
     root = read_config(run / TOKENIZER).data_root
     shown = {name: models[name] for name in (verdict.compared_with, RESULT)}
-    sections = [*verdict_section(verdict.as_json()), curves_of(run)]
-    sections += principal_section(shown, images["val"])
+    usage = measure_usage(store)
+    sections = [*verdict_section(verdict.as_json()), curves_of(run, usage)]
+    sections += patches_sections(shown, images["val"])
     sections.append(neighbours_section(models[RESULT], images, cache))
-    sections.append(codebook_section(store, root))
+    sections.append(codebook_section(store, usage, root))
     return Report(
         title="Pre-training on your images",
         summary=f"{verdict.sentence} {len(names):,} images in {root}.",
@@ -91,36 +96,61 @@ def report_of_run(
     )
 
 
-def curves_of(run: Run) -> Section:
+def curves_of(run: Run, usage: TokenUsage) -> Section:
     """Loss, token accuracy and, with labels, k-NN by epoch."""
     folder = run.work_dir
-    panels = list(PRETRAINING_PANELS)
-    if any("knn/top1" in record for record in read_scalars(folder)):
-        panels.append(KNN_PANEL)
-    return curves_section(folder, panels=panels)
+    probes = {record["step"]: record[TOP1] for record in read_scalars(folder) if TOP1 in record}
+    if not probes:
+        return curves_section(folder, entropy=usage.entropy)
+    section = curves_section(folder, panels=[*PRETRAINING_PANELS, KNN_PANEL], entropy=usage.entropy)
+    best = max(probes, key=probes.get)
+    words = f" k-NN was best after epoch {best} ({probes[best]:.1f} %)"
+    if (folder / BEST).is_file():
+        words += (
+            f", whose weights are in {folder / BEST}. They were chosen on images of the verdict, so "
+            "a verdict on them would be too good"
+        )
+    return section._replace(caption=f"{section.caption}{words}.")
 
 
-def principal_section(models: Mapping[str, Model], images: ImageSet) -> list[Section]:
-    """Patch features of eight images as colours; none for a backbone without patches."""
+def patches_sections(models: Mapping[str, Model], images: ImageSet) -> list[Section]:
+    """Features of eight images' patches as colours, and the class token's attention; none without patches."""
     chosen = evenly(len(images), COLOURED)
+    batch = torch.stack([images[index]["inputs"] for index in chosen])
+    pictures = [picture_of(images, index, models[RESULT]) for index in chosen]
     colours = {}
+    attention = {}
     for name, model in models.items():
-        backbone = model.backbone
-        batch = torch.stack([images[index]["inputs"] for index in chosen])
-        tokens = backbone(backbone.normalise(batch))
+        with LastAttention() as last:
+            tokens = model.backbone(model.backbone.normalise(batch))
         if tokens.patches is None:
             return []
         colours[name] = principal_colours(tokens.patches[-1].float().cpu().unflatten(1, tokens.grid))
-    figures = []
-    for start in range(0, len(chosen), IN_A_FIGURE):
-        part = slice(start, start + IN_A_FIGURE)
-        pictures = [picture_of(images, index, models[RESULT]) for index in chosen[part]]
-        figures.append(principal_figure(pictures, {name: found[part] for name, found in colours.items()}))
+        shares = last.of_class_token(tokens.grid) if tokens.class_token is not None else None
+        if shares is not None:
+            attention[name] = shares.numpy()
     caption = (
         "The first three principal components of the patches' features, over these held-out images, as red, "
         "green and blue: patches of one colour are alike to the model."
     )
-    return [Section("What the patches' features tell apart", caption, figures)]
+    sections = [Section("What the patches' features tell apart", caption, patches_figures(pictures, colours))]
+    if attention:
+        caption = (
+            "How much the class token attends to each patch in the last layer, mean over heads: black least, "
+            "yellow most, each image by itself."
+        )
+        figures = patches_figures(pictures, attention)
+        sections.append(Section("Where the class token looks", caption, figures))
+    return sections
+
+
+def patches_figures(pictures: Sequence[np.ndarray], shown: Mapping[str, np.ndarray]) -> list[Figure]:
+    """Figures of a few images each, which wrap on a narrow page."""
+    figures = []
+    for start in range(0, len(pictures), IN_A_FIGURE):
+        part = slice(start, start + IN_A_FIGURE)
+        figures.append(patches_figure(pictures[part], {name: found[part] for name, found in shown.items()}))
+    return figures
 
 
 def neighbours_section(model: Model, images: Mapping[str, ImageSet], cache: Path) -> Section:

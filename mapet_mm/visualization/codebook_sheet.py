@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Section
-from mapet_mm.visualization.token_statistics import measure_usage
+from mapet_mm.visualization.token_statistics import TokenUsage
 
 CELL_INCHES = 0.72
 GAP_INCHES = 0.06
@@ -152,17 +152,22 @@ def draw_codebook_sheet(
 
 
 def codebook_section(
-    store: TokenStore, image_root: str | os.PathLike, tokens: int = 8, patches: int = 6
+    store: TokenStore,
+    usage: TokenUsage,
+    image_root: str | os.PathLike,
+    tokens: int = 8,
+    patches: int = 6,
 ) -> Section:
     """Random patches of the most used tokens, one token a row.
 
     Args:
         store: the token store.
+        usage: of its tokens, by `measure_usage`.
         image_root: the folder that the store's image names are relative to.
         tokens: number of tokens.
         patches: number of patches of each.
     """
-    members = find_members(store, measure_usage(store).most_used(tokens))
+    members = find_members(store, usage.most_used(tokens))
     rows = []
     for token, found in members.items():
         chosen = choose_members(found, patches, seed=0)

@@ -16,6 +16,8 @@ from mapet_mm.visualization.training_log import Record, read_scalars
 TRAIN_COLOUR = "#2f6fb0"
 VAL_COLOUR = "#d9722a"
 REFERENCE_COLOUR = "#b8b8c0"
+ENTROPY_COLOUR = "#585866"
+ENTROPY_LABEL = "entropy of the tokens"
 
 
 class Panel(NamedTuple):
@@ -27,8 +29,9 @@ class Panel(NamedTuple):
     val_key: str
 
 
+LOSS_PANEL = Panel("Pre-training loss", "cross-entropy per target (nats)", "loss", "token/cross_entropy")
 PRETRAINING_PANELS = (
-    Panel("Pre-training loss", "cross-entropy per target (nats)", "loss", "token/cross_entropy"),
+    LOSS_PANEL,
     Panel("Token accuracy", "targets predicted right (%)", "token_accuracy", "token/accuracy"),
 )
 
@@ -42,8 +45,17 @@ def curve(records: Sequence[Record], key: str) -> dict[float, float]:
     return {step: sum(logged[step]) / len(logged[step]) for step in sorted(logged)}
 
 
-def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Record] = ()) -> Figure:
-    """Draw one panel: training and validation curves, a reference run's behind them."""
+def curve_figure(
+    panel: Panel, records: Sequence[Record], reference: Sequence[Record] = (), entropy: float | None = None
+) -> Figure:
+    """Draw one panel: training and validation curves, a reference run's behind them.
+
+    Args:
+        panel: what is drawn.
+        records: of the training.
+        reference: of another.
+        entropy: of the tokens in nats, a dashed line.
+    """
     unit = "epochs" if any("epoch" in record for record in records) else "iterations"
     axes = Figure(figsize=(4.4, 3.0), layout="constrained").subplots()
     axes.set_title(panel.title, fontsize=11, fontweight="bold")
@@ -65,6 +77,8 @@ def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Re
         axes.plot(
             list(drawn), list(drawn.values()), style + marker, color=colour, linewidth=width, label=label
         )
+    if entropy is not None:
+        axes.axhline(entropy, color=ENTROPY_COLOUR, linestyle="--", linewidth=1, label=ENTROPY_LABEL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, frameon=False)
     return axes.figure
@@ -74,6 +88,7 @@ def curves_section(
     work_dir: str | os.PathLike,
     reference: str | os.PathLike | None = None,
     panels: Sequence[Panel] = PRETRAINING_PANELS,
+    entropy: float | None = None,
 ) -> Section:
     """Loss and token accuracy of a pre-training, perhaps drawn over those of a reference run.
 
@@ -81,11 +96,19 @@ def curves_section(
         work_dir: of the pre-training.
         reference: another work dir, or a file of scalars.
         panels: what is drawn.
+        entropy: of the tokens in nats (`TokenUsage.entropy`), drawn with the loss.
     """
     records = read_scalars(work_dir)
     behind = read_scalars(reference) if reference else []
-    figures = [curve_figure(panel, records, behind) for panel in panels]
+    figures = []
+    for panel in panels:
+        figures.append(curve_figure(panel, records, behind, entropy if panel is LOSS_PANEL else None))
     caption = "Training: mean over each epoch. Validation: the same permutations every time."
+    if entropy is not None:
+        caption += (
+            f" Grey dashes: the entropy of the tokens, {entropy:.2f} nats. It is the loss of a model that "
+            "knows how frequent each token is, and sees nothing in the images."
+        )
     if reference:
         caption += f" Grey: the reference run, {reference}."
     return Section("Pre-training", caption, figures)

@@ -1,16 +1,19 @@
-"""Pictures of frozen features: patch features as colours, and nearest neighbours of images."""
+"""Pictures of frozen features: patches as colours, the class token's attention, and nearest neighbours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64, Shaped, UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 CELL_INCHES = 0.85
 LABEL_INCHES = 1.2
@@ -41,23 +44,77 @@ def principal_colours(
     return colours.unflatten(0, tokens.shape[:3]).numpy()
 
 
-def principal_figure(
-    pictures: Sequence[Picture], colours: Mapping[str, Float[np.ndarray, "image row column 3"]]
+class LastAttention(TorchFunctionMode):
+    """Remembers the last attention of a forward pass, whichever library's network computes it.
+
+    It sees calls of PyTorch's `scaled_dot_product_attention`, which MMPretrain's, timm's and Hugging Face's
+    ViTs make.
+
+    Examples:
+        >>> tokens = torch.ones(1, 1, 5, 4)  # image head token dim; four patches behind the class token
+        >>> with LastAttention() as last:
+        ...     _ = F.scaled_dot_product_attention(tokens, tokens, tokens)
+        >>> last.of_class_token(grid=(2, 2))
+        tensor([[[0.2000, 0.2000],
+                 [0.2000, 0.2000]]])
+    """
+
+    ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.call: dict[str, Any] | None = None
+
+    def __torch_function__(
+        self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Call a function of PyTorch."""
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            self.call = {**dict(zip(self.ARGUMENTS, args, strict=False)), **kwargs}
+        return function(*args, **kwargs)
+
+    def of_class_token(self, grid: tuple[int, int]) -> Float[Tensor, "image row column"] | None:
+        """Each patch's share of the class token's attention, mean over heads; None if no call was seen.
+
+        Args:
+            grid: of the patches, which are the last tokens.
+        """
+        if self.call is None:
+            return None
+        query = self.call["query"][..., :1, :].float().cpu()
+        keys = self.call["key"].float().cpu()  # image head token dim
+        mask = self.call.get("attn_mask")
+        if mask is not None:
+            mask = mask[..., :1, :].cpu()
+            mask = mask if mask.dtype == torch.bool else mask.float()
+        # The weights themselves are what attention gives of values that are ones on the diagonal.
+        one_hot = torch.eye(keys.shape[-2]).expand(*keys.shape[:-2], -1, -1)
+        weights = F.scaled_dot_product_attention(
+            query, keys, one_hot, attn_mask=mask, scale=self.call.get("scale")
+        )
+        shares = weights.mean(1)[:, 0]  # image token
+        return shares[:, -math.prod(grid) :].unflatten(1, grid)
+
+
+def patches_figure(
+    pictures: Sequence[Picture], shown: Mapping[str, Shaped[np.ndarray, "image ..."]]
 ) -> Figure:
-    """A column for each picture: itself, then its patch features as each model has them.
+    """A column for each picture: itself, then its patches as each model sees them.
 
     Args:
         pictures: the images.
-        colours: of `principal_colours`, by the model's name.
+        shown: by the model's name, `(image, row, column, 3)` of `principal_colours`, or one number a patch,
+            `(image, row, column)`, whose lowest in an image is black and whose highest is yellow.
     """
-    figure, cells = _grid(1 + len(colours), len(pictures))
+    figure, cells = _grid(1 + len(shown), len(pictures))
     _name(cells[0, 0], "image")
     for axes, picture in zip(cells[0], pictures, strict=True):
         axes.imshow(picture)
-    for line, (name, images) in zip(cells[1:], colours.items(), strict=True):
+    for line, (name, images) in zip(cells[1:], shown.items(), strict=True):
         _name(line[0], name)
         for axes, image in zip(line, images, strict=True):
-            axes.imshow(image, interpolation="nearest")
+            axes.imshow(image, cmap="inferno", interpolation="nearest")
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -31,10 +32,15 @@ class TokenUsage(NamedTuple):
         return int((self.counts > 0).sum())
 
     @property
+    def entropy(self) -> float:
+        """In nats: the loss of a model that knows how frequent each token is, and sees no image."""
+        shares = self.counts[self.counts > 0] / self.counts.sum()
+        return float(-(shares * np.log(shares)).sum())
+
+    @property
     def perplexity(self) -> float:
         """Exponential of the tokens' entropy: as many evenly used tokens would have this entropy."""
-        shares = self.counts[self.counts > 0] / self.counts.sum()
-        return float(np.exp(-(shares * np.log(shares)).sum()))
+        return math.exp(self.entropy)
 
     def most_used(self, count: int) -> list[int]:
         """At most `count` tokens in use, most patches first."""

@@ -15,10 +15,12 @@ import torch
 from config_building import ROOT, run_tool
 from markupsafe import escape
 from PIL import Image
+from scipy import stats
 from starts import save_timm
 
 from mapet_mm.cli import pretrain as command
 from mapet_mm.cli.pretrain import parse_args, pretrain
+from mapet_mm.structures import TokenStore
 from mapet_mm.utils.run_folder import INIT
 from mapet_mm.visualization import report as pages
 from mapet_mm.visualization.report import Report
@@ -79,6 +81,7 @@ def run(tmp_path_factory) -> Path:
     changed = {name: value + 0.1 * torch.randn(value.shape) for name, value in weights.items()}
     write_scalars(run / "training")
     write_weights(run / f"training/epoch_{EPOCHS}.pth", changed, meta)
+    (run / "training/best_knn.pth").touch()
     return run
 
 
@@ -102,15 +105,21 @@ def written(run) -> tuple[Report, Path]:
     return report, out / "report.html"
 
 
-def test_curves_are_the_logged_values(written):
+def test_curves_are_the_logged_values(written, run):
+    """With the entropy of the tokens, and where the weights of the best probe are."""
     report, _ = written
     (section,) = (section for section in report.sections if section.title == "Pre-training")
+    tokens = TokenStore.open(run / "tokens").grids(range(60))
+    entropy = pytest.approx(stats.entropy(np.bincount(tokens.ravel())))
+    assert (
+        "k-NN was best after epoch 2 (52.0 %), whose weights are in training/best_knn.pth." in section.caption
+    )
     drawn = {}
     for figure in section.figures:
         (axes,) = figure.axes
         drawn[axes.get_title()] = [list(line.get_ydata()) for line in axes.lines]
     assert drawn == {
-        "Pre-training loss": [[5, 4], [5.5, 4.5]],
+        "Pre-training loss": [[5, 4], [5.5, 4.5], [entropy, entropy]],
         "Token accuracy": [[10, 20], [8, 16]],
         "k-NN during the pre-training": [[51, 52]],
     }
@@ -142,6 +151,7 @@ def test_the_page_shows_features_neighbours_codebook_command_and_versions(writte
         "The verdict",
         "Pre-training",
         "What the patches&#39; features tell apart",
+        "Where the class token looks",
         "Nearest neighbours",
         "Patches that share a token",
         "What it ran on",
@@ -184,7 +194,8 @@ def test_names_are_escaped_and_the_page_loads_nothing(written):
     assert not re.search(r"<[biu]>|photos <", page)
     assert not re.search(r"https?://|url\(|@import|<script|<link|href=", page)
     sources = re.findall(r' src="([^"]*)"', page)
-    assert len(sources) == 8  # the verdict, three curves, two rows of features, neighbours, codebook
+    # The verdict, three curves, two figures each of features and of attention, neighbours, codebook.
+    assert len(sources) == 10
     for source in sources:
         head, _, picture = source.partition(",")
         assert head == "data:image/png;base64"

@@ -1,6 +1,8 @@
 """Drawn curves are the numbers that MMEngine logged."""
 
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
+import json
+
+from mapet_mm.visualization.curves import LOSS_PANEL, PRETRAINING_PANELS, Panel, curve_figure, curves_section
 
 RUN = [
     {"lr": 1e-3, "loss": 4.0, "epoch": 1, "step": 10},
@@ -23,3 +25,17 @@ def test_drawn_lines_are_the_curves_with_the_reference_behind():
     }
     assert axes.get_xlabel() == "epochs"
     assert axes.get_ylabel() == "cross-entropy per target (nats)"
+
+
+def test_the_entropy_of_the_tokens_is_a_dashed_line_in_the_loss_panel_alone(tmp_path):
+    """At it, a model knows how frequent the tokens are, and no more."""
+    file = tmp_path / "scalars.json"
+    file.write_text("\n".join(json.dumps(record) for record in RUN))
+    panels = [LOSS_PANEL, Panel("Rate", "", "lr", "")]
+    section = curves_section(file, panels=panels, entropy=3.25)
+    loss, rate = (figure.axes[0] for figure in section.figures)
+    (line,) = (line for line in loss.lines if line.get_label() == "entropy of the tokens")
+    assert (set(line.get_ydata()), line.get_linestyle()) == ({3.25}, "--")
+    assert [line.get_label() for line in rate.lines] == ["training"]
+    assert "the entropy of the tokens, 3.25 nats" in section.caption
+    assert "entropy" not in curves_section(file, panels=panels).caption

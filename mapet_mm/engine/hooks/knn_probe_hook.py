@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from mapet_mm.datasets.building import build_dataset
 from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, class_names
+from mapet_mm.engine.hooks.whole_checkpoint_hook import checkpoint_hook
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
@@ -28,6 +30,10 @@ from mapet_mm.evaluation.tokens import TokenBackbone
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 from mapet_mm.utils.loader_workers import outlive_signals
+
+TOP1 = "knn/top1"
+BEST = "best_knn.pth"
+BEST_TOP1 = "best_knn"  # in MMEngine's message hub
 
 
 @HOOKS.register_module()
@@ -37,6 +43,8 @@ class KNNProbeHook(Hook):
     The features are patch means, or class tokens of a backbone without patches; with averaged weights
     (`EMAHook`), the average's, as in a validation. Works in one process or several. The training
     is not affected: without these images, or without their labels, a line in its log says so at the start.
+    A training that writes checkpoints keeps the weights of its best probe beside them, as `best_knn.pth`. Its
+    figure is the best of several on these images: measure these weights on others.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that vote, each once.
@@ -92,13 +100,15 @@ class KNNProbeHook(Hook):
         unit = "Epoch" if by_epoch else "Iter"
         runner.visualizer.add_scalars(figures, step=step)
         line = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
+        if by_epoch and keep_best(runner, figures[TOP1]):  # one of iterations is probed once
+            line += f"  (the best so far: {BEST})"
         print_log(f"{unit}(knn) [{step}]  {line}", logger="current")
 
     def figures(self, backbone: TokenBackbone, loaders: Sequence[DataLoader]) -> dict[str, float]:
         """The logged values by name."""
         train = take_in_memory(backbone, loaders[0], False, "mean")
         val = take_in_memory(backbone, loaders[1], True, "mean")
-        return {"knn/top1": self.top1(train, val), "knn/rank_me": rank_me(val.values["pooled"])}
+        return {TOP1: self.top1(train, val), "knn/rank_me": rank_me(val.values["pooled"])}
 
     def build_datasets(self, runner: Runner) -> list[Dataset]:
         """Both sets, without images that token stores skipped."""
@@ -143,6 +153,25 @@ class KNNProbeHook(Hook):
         known = zip(keys.split(COLUMNS), train.labels.split(COLUMNS), strict=True)
         predicted = knn_votes(queries, known, num_classes, self.k, self.temperature).argmax(1)
         return 100 * (predicted == val.labels).float().mean().item()
+
+
+def keep_best(runner: Runner, top1: float) -> bool:
+    """Write the weights beside the training's checkpoints, if it has any and no earlier probe was as good."""
+    hook = checkpoint_hook(runner)
+    # A resumed training knows the best of those before its checkpoint.
+    best = runner.message_hub.runtime_info.get(BEST_TOP1, -math.inf)
+    if hook is None or top1 <= best:
+        return False
+    runner.message_hub.update_info(BEST_TOP1, top1)
+    runner.save_checkpoint(
+        hook.out_dir,
+        BEST,
+        file_client_args=hook.file_client_args,
+        backend_args=hook.backend_args,
+        save_optimizer=False,
+        save_param_scheduler=False,
+    )
+    return True
 
 
 def evaluated_model(runner: Runner) -> nn.Module:

@@ -102,6 +102,41 @@ def test_a_training_of_iterations_is_probed_at_its_last_one(tmp_path):
     assert (record["step"], record["knn/top1"]) == (5, 100.0)
 
 
+def best_of(work_dir: Path) -> dict:
+    return torch.load(work_dir / "best_knn.pth", weights_only=True)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_the_weights_of_the_best_probe_are_kept_beside_the_checkpoints(averaged, tmp_path, monkeypatch):
+    """Those that were measured; of equals the first; a resumed training knows how good they were."""
+    found = iter([40.0, 60.0, 60.0, 50.0, 70.0])
+    monkeypatch.setattr(KNNProbeHook, "top1", lambda *_: next(found))
+    probe = dict(PROBE, interval=1)
+    average = [dict(type="EMAHook", momentum=0.1)] if averaged else []
+    options = dict(batch=8, dataset=dict(type="mapet_mm.TwoColours"), custom_hooks=[*average, probe])
+    checkpoint = dict(type="CheckpointHook", interval=1)
+    hooks = dict(portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"), checkpoint=checkpoint)
+    build(tmp_path, hooks=hooks, **options).train()
+    best = best_of(tmp_path)
+    assert (best["meta"]["epoch"], best.keys() & {"optimizer", "param_schedulers"}) == (2, set())
+    second = torch.load(tmp_path / "epoch_2.pth", weights_only=True)
+    for name, value in second["state_dict"].items():
+        assert torch.equal(value, best["state_dict"][name])
+    assert Path((tmp_path / "last_checkpoint").read_text()).name == "epoch_3.pth"
+    lines = [line for path in tmp_path.glob("*/*.log") for line in path.read_text().splitlines()]
+    probes = [line for line in lines if "(knn)" in line]
+    assert [line.endswith("(the best so far: best_knn.pth)") for line in probes] == [True, True, False]
+    for epochs, best_epoch in ((4, 2), (5, 5)):
+        longer = dict(train_cfg=dict(by_epoch=True, max_epochs=epochs), sampler="DefaultSampler", resume=True)
+        build(tmp_path, hooks=hooks, **options, **longer).train()
+        assert best_of(tmp_path)["meta"]["epoch"] == best_epoch
+
+
+def test_a_training_that_writes_no_checkpoints_keeps_none(tmp_path):
+    train(tmp_path, [PROBE])
+    assert not list(tmp_path.rglob("*.pth"))
+
+
 AVERAGES = [
     (dict(type="EMAHook"), True),
     (dict(type="mmengine.EMAHook"), True),

@@ -1,5 +1,6 @@
 """Small pre-trained ViTs of timm and Hugging Face with random weights, saved as these libraries save them."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 import transformers
 from mmengine.config import Config
 
-from mapet_mm.interop.like_start import write_like_start
+from mapet_mm.interop.description import ContinuedViT, Preparation
+from mapet_mm.interop.export import write_export
 from mapet_mm.models import MaPeTPretrainTIMM
 from mapet_mm.weight_files import write_weights
 
@@ -95,7 +97,15 @@ def save_run(kind: str, run: Path, **options: object) -> MaPeTPretrainTIMM:
     config = dict(
         architecture=name, num_classes=0, model_args=sizes, pretrained_cfg=dict(input_size=[3, side, side])
     )
-    exports = dict(timm=config, hf=None, images=dict(img_size=[side, side]), norm_eps=1e-3)
+    known = ContinuedViT(
+        timm=config,
+        hf=None,
+        hf_preprocessor={},
+        images=Preparation((side, side), (0.5,) * 3, (0.5,) * 3, side, "bicubic"),
+        norm_eps=1e-3,
+        sizes=dict(patch_size=sizes["patch_size"], embed_dims=sizes["embed_dim"], num_extra_tokens=1),
+    )
+    exports = asdict(known)
     weights = {f"backbone.{key}": value for key, value in vit.state_dict().items()}
     weights["head.projection.bias"] = torch.zeros(3)
     trained = dict(work_dir="training", train_cfg=dict(max_epochs=10), exports=exports)
@@ -103,5 +113,5 @@ def save_run(kind: str, run: Path, **options: object) -> MaPeTPretrainTIMM:
     older = {key: torch.zeros_like(value) for key, value in weights.items()}
     write_weights(run / "training/epoch_9.pth", older, dict(exports=exports))
     write_weights(run / "training/epoch_10.pth", weights, dict(exports=exports))
-    write_like_start(run / "timm", "timm", weights, exports)
+    write_export(run / "timm", "timm", weights, dict(exports=exports))
     return vit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -272,16 +273,16 @@ def train_on_squares(pretraining: Config, load_square: list, choices: Choices, r
 
 def take_network(cfg: Config, start: Start) -> None:
     """Give a recipe the network of a start, and its images' mean and standard deviation."""
-    width = start.exports["sizes"]["embed_dims"]
+    width = start.vit.sizes["embed_dims"]
     options = dict(objective="mapet", drop_path_rate=cfg.model.backbone.drop_path_rate)
     if "neck" in cfg.model:  # VisibleMIM's predictor, with heads of 64 dimensions if the width allows it
         cfg.model.neck.embed_dims = width
         cfg.model.neck.num_heads = width // math.gcd(width, 64)
         options["objective"] = "context"
         # As in the recipes, half of the patches are seen.
-        options["cutting_point"] = start.exports["sizes"]["num_extra_tokens"] + start.grid**2 // 2
+        options["cutting_point"] = start.vit.sizes["num_extra_tokens"] + start.grid**2 // 2
     cfg.model.backbone = {**start.network, **options}
     cfg.model.head.embed_dims = width
     for name in ("mean", "std"):
         cfg.data_preprocessor[name] = [255 * value for value in getattr(start.images, name)]
-    cfg[EXPORTS] = start.exports
+    cfg[EXPORTS] = asdict(start.vit)

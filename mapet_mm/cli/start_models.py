@@ -1,23 +1,19 @@
-"""Starts of a pre-training from timm and Hugging Face: their weights, and what the exports will say."""
+"""Starts of a pre-training from timm and Hugging Face: their weights, and what is known of them."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mapet_mm.evaluation.libraries import LIBRARIES
-from mapet_mm.interop.description import Preparation
-from mapet_mm.interop.hf_export import hf_preprocessor
-from mapet_mm.interop.hf_timm import EPS, hf_network, hf_to_timm, timm_network
-from mapet_mm.interop.like_start import TIMM_NETWORK
-from mapet_mm.interop.names import MASK_TOKEN
-from mapet_mm.interop.timm_export import pretrained_config
+from mapet_mm.interop.convert import hf_to_timm
+from mapet_mm.interop.description import ContinuedViT, Preparation
+from mapet_mm.interop.names import MASK_TOKEN, TIMM_NETWORK
+from mapet_mm.interop.networks import EPS, hf_network, timm_network
 from mapet_mm.weight_files import read_weights
 
 # Images are as large as the start takes them, up to 16 x 16 patches; else of 224 pixels or less.
@@ -27,8 +23,8 @@ SIDE = 224
 UNREAD = ("pooler", "mask_token")
 
 
-def of_timm(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the exports of a model of timm say, and its weights at the training's image size."""
+def of_timm(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
+    """A model of timm, and its weights at the training's image size."""
     import timm
 
     model, images, _ = LIBRARIES["timm"](name, True, None)
@@ -44,11 +40,11 @@ def of_timm(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with TemporaryDirectory() as folder:
         timm.models.save_for_hf(model, folder, safe_serialization=True)
         config = json.loads(Path(folder, "config.json").read_text())
-    exports = dict(
+    vit = ContinuedViT(
         timm=config,
         hf=hf_network(model, side),
-        hf_preprocessor=hf_preprocessor(images.at(side)),
-        images=asdict(images.at(side)),
+        hf_preprocessor=images.at(side).in_hugging_face(),
+        images=images.at(side),
         norm_eps=None,
         sizes=dict(
             patch_size=model.patch_embed.patch_size[0],
@@ -56,11 +52,11 @@ def of_timm(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             num_extra_tokens=model.num_prefix_tokens,
         ),
     )
-    return exports, {TIMM_NETWORK + key: value for key, value in model.state_dict().items()}
+    return vit, {TIMM_NETWORK + key: value for key, value in model.state_dict().items()}
 
 
-def of_hugging_face(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the exports of a model of Hugging Face say, and its weights at the training's image size."""
+def of_hugging_face(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
+    """A model of Hugging Face, and its weights at the training's image size."""
     import transformers
 
     model, images, missing = LIBRARIES["hf"](name, True, None)
@@ -76,7 +72,7 @@ def of_hugging_face(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         weights = read_weights(folder)
     processor = json.loads(transformers.AutoImageProcessor.from_pretrained(name).to_json_string())
     if images.img_size != (side, side):
-        processor = hf_preprocessor(images.at(side))
+        processor = images.at(side).in_hugging_face()
     if "embeddings.position_embeddings" in weights and settings["image_size"] != side:
         grid = side // settings["patch_size"]
         tokens = torch.zeros(1, 1 + grid * grid, settings["hidden_size"])
@@ -87,17 +83,17 @@ def of_hugging_face(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         arguments["img_size"] = side
 
     eps = settings["layer_norm_eps"]
-    exports = dict(
+    vit = ContinuedViT(
         timm=dict(
             architecture=architecture,
             num_classes=0,
             num_features=arguments["embed_dim"],
             model_args=arguments,
-            pretrained_cfg=pretrained_config(images.at(side)),
+            pretrained_cfg=images.at(side).in_timm(),
         ),
         hf=config,
         hf_preprocessor=processor,
-        images=asdict(images.at(side)),
+        images=images.at(side),
         norm_eps=None if eps == EPS[settings["model_type"]] else eps,
         sizes=dict(
             patch_size=settings["patch_size"],
@@ -110,7 +106,7 @@ def of_hugging_face(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     mask_token = weights.get("embeddings.mask_token")
     if mask_token is not None and mask_token.any():
         converted[MASK_TOKEN] = mask_token.reshape(1, 1, -1)
-    return exports, converted
+    return vit, converted
 
 
 def training_side(images: Preparation, patch: int) -> int:

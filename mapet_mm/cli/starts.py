@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from mapet_mm.cli.start_models import of_hugging_face, of_timm
 from mapet_mm.evaluation.libraries import one_line
 from mapet_mm.interop.convert import FINAL_NORM, as_start, sizes_of
-from mapet_mm.interop.description import Preparation
-from mapet_mm.interop.hf_timm import EPS, MODEL_TYPES
-from mapet_mm.interop.like_start import TIMM_NETWORK, images_of
-from mapet_mm.interop.names import MASK_TOKEN
+from mapet_mm.interop.description import ContinuedViT, Preparation
+from mapet_mm.interop.names import MASK_TOKEN, MODEL_TYPES, TIMM_NETWORK
+from mapet_mm.interop.networks import EPS
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest, digest_of_file
@@ -53,16 +52,19 @@ class Start:
         arch: 'tiny' | 'small' | 'base' of MMPretrain's plain ViT; None for a network of timm.
         grid: patches per side of an image.
         network: config of the backbone for another network.
-        images: how the network takes its images; None for a file of weights, which does not say.
-        exports: what timm and Hugging Face read beside the weights; see `mapet_mm.interop.like_start`.
+        vit: the network of another library; None for a plain ViT.
     """
 
     words: list[str]
     arch: str | None = None
     grid: int = GRID
     network: dict[str, Any] | None = None
-    images: Preparation | None = None
-    exports: dict[str, Any] | None = None
+    vit: ContinuedViT | None = None
+
+    @property
+    def images(self) -> Preparation | None:
+        """How the network takes its images; None for a file of weights, which does not say."""
+        return self.vit.images if self.vit else None
 
 
 def take_start(source: str, out: Path, arch: str | None) -> Start:
@@ -87,8 +89,8 @@ def take_start(source: str, out: Path, arch: str | None) -> Start:
         raise UserError(f"--init {source}: the model has its own size; leave out --arch {arch}")
     take = of_timm if library == "timm" else of_hugging_face
     with one_line(f"--init {source}", FETCHED, TAKEN):
-        exports, weights = take(name)
-        return _with_network(source, exports, weights, out)
+        vit, weights = take(name)
+        return _with_network(source, vit, weights, out)
 
 
 def _of_file(source: str, path: Path, out: Path, arch: str | None) -> Start:
@@ -96,7 +98,7 @@ def _of_file(source: str, path: Path, out: Path, arch: str | None) -> Start:
     weights, meta = read_checkpoint(path)
     if EXPORTS in meta:
         with one_line(f"--init {source}", FETCHED, TAKEN):
-            return _with_network(source, meta[EXPORTS], weights, out)
+            return _with_network(source, ContinuedViT.read(meta[EXPORTS]), weights, out)
     found, words = take_weights(path, out / INIT, arch)
     return Start([words], arch=found)
 
@@ -135,41 +137,41 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
     return found, f"start: {source}, {told}"
 
 
-def _with_network(source: str, exports: dict[str, Any], weights: Mapping[str, Tensor], out: Path) -> Start:
+def _with_network(source: str, vit: ContinuedViT, weights: Mapping[str, Tensor], out: Path) -> Start:
     """Check that the method runs on a network of timm with these weights, and write them into a RUN.
 
     Raises:
         ValueError: it does not, or weights are missing or not finite.
     """
-    images = images_of(exports)
+    side = vit.images.img_size[0]
     network = dict(
-        {k: v for k, v in exports["timm"]["model_args"].items() if k not in ("in_chans", "num_classes")},
+        {k: v for k, v in vit.timm["model_args"].items() if k not in ("in_chans", "num_classes")},
         type="mapet_mm.MaPeTPretrainTIMM",
-        model_name=exports["timm"]["architecture"],
-        img_size=images.img_size[0],
+        model_name=vit.timm["architecture"],
+        img_size=side,
     )
-    if exports["norm_eps"] is not None:
-        network["norm_eps"] = exports["norm_eps"]
-    sizes = exports["sizes"]
-    grid = images.img_size[0] // sizes["patch_size"]
+    if vit.norm_eps is not None:
+        network["norm_eps"] = vit.norm_eps
+    sizes = vit.sizes
+    grid = side // sizes["patch_size"]
     network["cutting_point"] = sizes["num_extra_tokens"] + context_patches(grid, sizes["embed_dims"])
 
     kept = {name: value for name, value in weights.items() if name.startswith((TIMM_NETWORK, MASK_TOKEN))}
     with _only_warnings():
         _require_whole(MODELS.build(network), kept)
-    write_weights(out / INIT, kept, {EXPORTS: exports})
+    write_weights(out / INIT, kept, {EXPORTS: asdict(vit)})
     words = [
         f"start: {source}, timm's {network['model_name']} ({sizes['embed_dims']} wide), images of "
-        f"{images.img_size[0]} pixels in {grid} x {grid} patches"
+        f"{side} pixels in {grid} x {grid} patches"
     ]
-    if exports["hf"] is None:
+    if vit.hf is None:
         words.append("export: for timm alone; Hugging Face has no network that computes the same")
-    if exports["norm_eps"] is not None:
+    if vit.norm_eps is not None:
         words.append(
-            f"export: the start's norms add {exports['norm_eps']} to the variance, timm's "
-            f"{EPS[exports['hf']['model_type']]}: features of RUN/timm differ a little from RUN/huggingface's"
+            f"export: the start's norms add {vit.norm_eps} to the variance, timm's "
+            f"{EPS[vit.hf['model_type']]}: features of RUN/timm differ a little from RUN/huggingface's"
         )
-    return Start(words, grid=grid, network=network, images=images, exports=exports)
+    return Start(words, grid=grid, network=network, vit=vit)
 
 
 def context_patches(grid: int, embed_dims: int) -> int:

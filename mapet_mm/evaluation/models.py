@@ -27,8 +27,7 @@ from mapet_mm.evaluation.weights import (
     without_weights,
 )
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
-from mapet_mm.interop.description import Preparation, description_of, read_description
-from mapet_mm.interop.like_start import images_of
+from mapet_mm.interop.description import ContinuedViT, Preparation, description_of, read_description
 from mapet_mm.interop.released import SCHEME
 from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
 from mapet_mm.registry import MODELS
@@ -243,7 +242,8 @@ def _add_test_images(config: Config) -> Preparation | None:
         return None
     try:
         # A continued ViT takes its images as its start does.
-        description = images_of(config[EXPORTS]) if config.get(EXPORTS) else description_of(config)
+        continued = config.get(EXPORTS)
+        description = ContinuedViT.read(continued).images if continued else description_of(config)
     except ValueError:  # `read_image_sets` says what is missing if it needs a pipeline
         return None
     config.test_dataloader = dict(dataset=dict(pipeline=description.pipeline))

@@ -17,6 +17,7 @@ Names do not tell architecture and preprocessing; `mapet_mm.interop.export` hand
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from mapet_mm.interop.names import (
     TORCHVISION,
     Naming,
     StateDict,
+    of_hugging_face,
 )
 from mapet_mm.models.backbones.checkpoint_hooks import SCALED, beit_to_vit, fold_layer_scale
 from mapet_mm.utils.errors import listed
@@ -44,6 +46,7 @@ PATCH_EMBEDDINGS = (
     "patch_embed.proj.weight",
     "embeddings.patch_embeddings.projection.weight",
 )
+NOT_TIMM = ("embeddings.mask_token", "pooler.")  # of Hugging Face's files
 # The linear layers and norms of a layer; each has a weight and may have a bias.
 LAYER = ("ln1", "attn.qkv", "attn.proj", "ln2", "ffn.layers.0.0", "ffn.layers.1")
 
@@ -128,6 +131,38 @@ def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     if MASK_TOKEN in renamed:
         renamed[MASK_TOKEN] = renamed[MASK_TOKEN][None]  # 1 D -> 1 1 D
     return complete(renamed)
+
+
+def hf_to_timm(weights: StateDict, config: Mapping[str, Any]) -> StateDict:
+    """timm's names for the weights in a file of Hugging Face; mask token and pooler are left out.
+
+    Raises:
+        ValueError: a name is unknown, or a part of the attention is missing.
+    """
+    kept = {name: value for name, value in weights.items() if not name.startswith(NOT_TIMM)}
+    for part in ("q", "v"):  # DINOv3 has no bias of the keys, so timm keeps the two others apart
+        kept = {name.replace(f"{part}_proj.bias", f"{part}_bias"): value for name, value in kept.items()}
+    renamed = of_hugging_face(config).to_mm(kept)
+    if config["model_type"] == "dinov2_with_registers":
+        of_class, of_patches = renamed["pos_embed"].tensor_split([1], dim=1)
+        renamed["cls_token"] = renamed["cls_token"] + of_class
+        renamed["pos_embed"] = of_patches
+    return renamed
+
+
+def timm_to_hf(weights: StateDict, config: Mapping[str, Any]) -> StateDict:
+    """Names of Hugging Face's files for the weights of timm's network, the inverse of `hf_to_timm`.
+
+    Raises:
+        ValueError: Hugging Face's network has nothing of one of the names.
+    """
+    kept = dict(weights)
+    if config["model_type"] == "dinov2_with_registers":  # the class token has its position in it
+        kept["pos_embed"] = torch.cat([torch.zeros_like(kept["cls_token"]), kept["pos_embed"]], dim=1)
+    renamed = of_hugging_face(config).from_mm(kept)
+    for part in ("q", "v"):
+        renamed = {name.replace(f".{part}_bias", f".{part}_proj.bias"): v for name, v in renamed.items()}
+    return renamed
 
 
 def mm_to_torchvision(state_dict: Mapping[str, Tensor]) -> StateDict:

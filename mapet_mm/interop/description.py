@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mapet_mm.interop.convert import CLASS_TOKEN, POSITIONS, sizes_of
 from mapet_mm.utils.config import type_name
+from mapet_mm.utils.run_folder import EXPORTS
 
 ENTRY = "description"
 # Interpolations that Pillow, timm and Hugging Face know, with Pillow's numbers.
@@ -74,6 +75,38 @@ class Preparation:
             resize = tuple(round(edge * side / shortest) for edge in resize)
         return replace(self, img_size=(side, side), resize=resize)
 
+    def in_timm(self, num_classes: int = 0) -> dict[str, Any]:
+        """timm's `pretrained_cfg` for a ViT."""
+        return {
+            "input_size": [3, *self.img_size],
+            "fixed_input_size": True,
+            "interpolation": self.interpolation,
+            "crop_pct": self.crop_pct,
+            "crop_mode": "squash" if self.is_squashed else "center",
+            "mean": self.mean,
+            "std": self.std,
+            "num_classes": num_classes,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        }
+
+    def in_hugging_face(self) -> dict[str, Any]:
+        """The content of preprocessor_config.json for Hugging Face's `AutoImageProcessor.from_pretrained`."""
+        whole = dict(zip(("height", "width"), self.img_size, strict=True))
+        size = whole
+        if isinstance(self.resize, int):
+            size = {"shortest_edge": self.resize}
+        elif self.resize is not None:
+            size = dict(zip(("height", "width"), self.resize, strict=True))
+        return {
+            "image_processor_type": "BitImageProcessor",
+            "size": size,
+            "resample": INTERPOLATIONS[self.interpolation],
+            "crop_size": whole,
+            "image_mean": self.mean,
+            "image_std": self.std,
+        }
+
     def __str__(self) -> str:
         height, width = self.img_size
         size = f"short side {self.resize} {self.interpolation}, central {height} x {width}"
@@ -117,8 +150,35 @@ class Description(Preparation):
             )
 
 
+@dataclass(frozen=True)
+class ContinuedViT:
+    """What a training that continues a ViT of timm or Hugging Face knows of it, from its start on.
+
+    It is an entry of the training's config and of its checkpoints.
+    """
+
+    timm: dict[str, Any]  # the content of config.json
+    hf: dict[str, Any] | None  # likewise; None if Hugging Face has no such network
+    hf_preprocessor: dict[str, Any]  # the content of preprocessor_config.json
+    images: Preparation
+    norm_eps: float | None  # that the norms add to the variance, if timm's network has another
+    sizes: dict[str, int]  # patch_size, embed_dims, num_extra_tokens
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> "ContinuedViT":
+        """Of the entry of a config, or of a file's metadata."""
+        images = {name: tuple(v) if isinstance(v, list) else v for name, v in entry["images"].items()}
+        return cls(**{**entry, "images": Preparation(**images)})
+
+
 def description_entry(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Entry for the `meta` of a training's checkpoints; none if other libraries do not have its network."""
+    """Entry for the `meta` of a training's checkpoints, by which they are exported.
+
+    Of a continued ViT, what its start said; else the description of this package's, or none if other
+    libraries do not have its network.
+    """
+    if cfg.get(EXPORTS):
+        return {EXPORTS: json.loads(json.dumps(cfg[EXPORTS]))}  # plain, not the config's own dictionaries
     try:
         return {ENTRY: asdict(description_of(cfg))}
     except ValueError:

@@ -1,20 +1,22 @@
-"""Export weights to timm, Hugging Face, torchvision and ONNX, with the files that describe the network."""
+"""Export weights to timm, Hugging Face, torchvision and ONNX: other names, and files that say the rest."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from mapet_mm.interop.convert import FROM_MM, StateDict, network
-from mapet_mm.interop.description import ENTRY, Description, read_description
-from mapet_mm.interop.hf_export import hf_config, hf_preprocessor
-from mapet_mm.interop.like_start import write_like_start
+from mapet_mm.interop.convert import FROM_MM, StateDict, network, timm_to_hf
+from mapet_mm.interop.description import ENTRY, ContinuedViT, Description, read_description
 from mapet_mm.interop.model_card import write_model_card
+from mapet_mm.interop.names import MASK_TOKEN, TIMM_NETWORK
+from mapet_mm.interop.networks import hf_config, timm_call, timm_config
 from mapet_mm.interop.onnx_export import SHAPES, write_onnx
-from mapet_mm.interop.timm_export import timm_call, timm_config
 from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.commands import loading_call
@@ -27,6 +29,16 @@ FOLDED = ("timm", "torchvision")  # networks without LayerScale
 KEPT = ("cfg", "dataset_meta", ENTRY, EXPORTS)
 
 
+@dataclass(frozen=True)
+class Export:
+    """What is written for a library."""
+
+    weights: StateDict  # under its names
+    files: Mapping[str, Any] = field(default_factory=dict)  # that its folder has beside them, as JSON
+    words: str = ""  # for the user
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # of the weights' file
+
+
 def write_export(
     output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool = False
 ) -> str:
@@ -37,7 +49,7 @@ def write_export(
             further arguments, with a model card; for ONNX an .onnx file.
         target: 'mm' | 'reference' | 'timm' | 'hf' | 'torchvision' | 'onnx'.
         state_dict: weights under this package's names.
-        meta: metadata of the weights' file, with the description of its network and images.
+        meta: metadata of the weights' file, which describes its network and images.
         fold: for timm, fold LayerScale into the layers before it; for torchvision this is always done.
 
     Returns:
@@ -46,16 +58,6 @@ def write_export(
     Raises:
         ValueError: the weights do not fit the other network, or a folder's content is not known.
     """
-    told = _write(output, target, state_dict, meta, fold)
-    if output.is_dir():
-        write_model_card(output, target, meta)
-    return told
-
-
-def _write(
-    output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool
-) -> str:
-    """Write all but the card."""
     to_folder = output.is_dir() or not output.suffix
     if to_folder and target not in FOLDERS:
         raise ValueError(f"names of {target} go to a file, not to the folder {output}")
@@ -64,34 +66,61 @@ def _write(
     if target == "mm":
         write_weights(output, state_dict, {name: meta[name] for name in KEPT if name in meta})
         return ""
+    if target == "onnx" and EXPORTS not in meta:
+        weights = network(state_dict)
+        description = _description(weights, meta)
+        write_onnx(output, weights, description)
+        return f"{SHAPES}\n{description}"
     if EXPORTS in meta:
         if fold:
             raise ValueError("--fold-layerscale is for this package's own ViT; others keep their layers")
-        return write_like_start(output, target, state_dict, meta[EXPORTS])
+        export = _of_continued(target, state_dict, ContinuedViT.read(meta[EXPORTS]))
+    else:
+        export = _of_own(target, state_dict, meta, fold, to_folder)
 
+    if not to_folder:
+        write_weights(output, export.weights, export.metadata)
+        return export.words
+    write_weights(output / "model.safetensors", export.weights, export.metadata)
+    for name, content in export.files.items():
+        replace_file(output / name, (json.dumps(content, indent=2) + "\n").encode())
+    write_model_card(output, target, meta)
+    return f"{loading_call(target, output)}\n{export.words}".strip()
+
+
+def _of_own(
+    target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool, to_folder: bool
+) -> Export:
+    """This package's ViT; of one without a description only the weights, for a file."""
     weights = network(state_dict)
     if fold:
         weights = fold_layer_scale(weights)
     try:
-        description = read_description(meta)
-        description.check(weights)
+        description = _description(weights, meta)
     except ValueError as error:
-        if to_folder or target == "onnx":
+        if to_folder:
             raise
         # A file of weights is right without a description; its reader has to know the network.
-        write_weights(output, _renamed(weights, target, fold))
-        return str(error)
+        return Export(_renamed(weights, target, fold), words=str(error))
 
-    if target == "onnx":
-        write_onnx(output, weights, description)
-        return f"{SHAPES}\n{description}"
-    if to_folder:
-        call = _write_folder(output, target, weights, description, fold)
-    else:
-        # First the call: it refuses networks that timm does not have.
-        call = timm_call(weights, description) if target == "timm" else ""
-        write_weights(output, _renamed(weights, target, fold), {ENTRY: asdict(description)})
-    return f"{call}\n{description}".strip()
+    files = {}
+    words = str(description)
+    if target == "timm":
+        # Also for a file: it refuses networks that timm does not have.
+        files["config.json"] = timm_config(weights, description)
+        if not to_folder:
+            words = f"{timm_call(weights, description)}\n{words}"
+    elif target == "hf" and to_folder:
+        files["config.json"] = hf_config(weights, description)
+        files["preprocessor_config.json"] = description.in_hugging_face()
+    return Export(_renamed(weights, target, fold), files, words, {ENTRY: asdict(description)})
+
+
+def _description(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Description:
+    """The description of these weights; ValueError if there is none."""
+    description = read_description(meta)
+    description.check(weights)
+    return description
 
 
 def _renamed(weights: StateDict, target: str, fold: bool) -> StateDict:
@@ -103,16 +132,36 @@ def _renamed(weights: StateDict, target: str, fold: bool) -> StateDict:
     return {name: v for name, v in renamed.items() if not name.endswith((".ls1.gamma", ".ls2.gamma"))}
 
 
-def _write_folder(output: Path, target: str, weights: StateDict, description: Description, fold: bool) -> str:
-    """Write the weights and what the library reads beside them; return the call that loads the folder."""
+def _of_continued(target: str, state_dict: Mapping[str, Tensor], vit: ContinuedViT) -> Export:
+    """A continued ViT, as the class of its start.
+
+    Raises:
+        ValueError: another target, or a network that Hugging Face does not have.
+    """
+    if target not in FOLDERS:
+        raise ValueError(f"the weights are those of a ViT of timm: they go to timm or hf, not to {target}")
+    weights = {}
+    for name, value in state_dict.items():
+        if name.startswith(TIMM_NETWORK):
+            weights[name.removeprefix(TIMM_NETWORK)] = value
     if target == "timm":
-        configs = {"config.json": timm_config(weights, description)}
-    else:
-        configs = {
-            "config.json": hf_config(weights, description),
-            "preprocessor_config.json": hf_preprocessor(description),
-        }
-    write_weights(output / "model.safetensors", _renamed(weights, target, fold), {ENTRY: asdict(description)})
-    for name, content in configs.items():
-        replace_file(output / name, (json.dumps(content, indent=2) + "\n").encode())
-    return loading_call(target, output)
+        return Export(weights, {"config.json": vit.timm})
+    if vit.hf is None:
+        raise ValueError("Hugging Face has no network that computes the same as this ViT of timm")
+
+    config = vit.hf
+    weights = timm_to_hf(weights, config)
+    if config["model_type"] == "vit":
+        # `AutoModel` adds a pooler to every ViT, with random weights where the file has none; this one gives
+        # the class token.
+        width = config["hidden_size"]
+        weights["pooler.dense.weight"] = torch.eye(width)
+        weights["pooler.dense.bias"] = torch.zeros(width)
+        config = {**config, "pooler_act": "linear", "pooler_output_size": width}
+    elif config.get("use_mask_token", True):
+        # Hugging Face's DINO networks have one, if only of zeros.
+        mask_token = state_dict.get(MASK_TOKEN, torch.zeros_like(weights["embeddings.cls_token"]))  # 1 1 D
+        if config["model_type"] != "dinov3_vit":
+            mask_token = mask_token.flatten(0, 1)  # 1 D
+        weights["embeddings.mask_token"] = mask_token
+    return Export(weights, {"config.json": config, "preprocessor_config.json": vit.hf_preprocessor})

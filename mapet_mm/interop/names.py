@@ -1,16 +1,28 @@
-"""Names of a plain ViT's weights here, in the authors' networks, timm, Hugging Face and torchvision."""
+"""Names of a ViT's weights here, in the authors' networks, timm, Hugging Face and torchvision."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from mapet_mm.models.backbones.checkpoint_hooks import OF_TIMM
 
 StateDict = dict[str, Tensor]
 # Prefixes of names, as (this package's, the other's): the first that fits is replaced, the rest is kept.
 Names = list[tuple[str, str]]
 
+# Hugging Face's ViTs that timm has, too.
+MODEL_TYPES = {
+    "vit": "ViTModel",
+    "dinov2": "Dinov2Model",
+    "dinov2_with_registers": "Dinov2WithRegistersModel",
+    "dinov3_vit": "DINOv3ViTModel",
+}
+# Where this package's backbone has the weights of a network of timm's that it continues.
+TIMM_NETWORK = f"backbone.{OF_TIMM}"
 # Weights that only pre-training has; timm has neither of them, Hugging Face has no head.
 MASK_TOKEN, TOKEN_HEAD = "backbone.mask_token", "head.projection."
 
@@ -120,33 +132,82 @@ REFERENCE = Naming(
     "attn.",
     (("q", 1), ("kv", 2)),
 )
+# Names of timm's networks and of Hugging Face's files.
+_HF_OUTER = [
+    ("cls_token", "embeddings.cls_token"),
+    ("pos_embed", "embeddings.position_embeddings"),
+    ("reg_token", "embeddings.register_tokens"),
+    ("patch_embed.proj.", "embeddings.patch_embeddings.projection."),
+    ("blocks.", "encoder.layer."),
+    ("norm.", "layernorm."),
+]
+_ATTENTION = [("attn.qkv.", "attention.attention.qkv."), ("attn.proj.", "attention.output.dense.")]
+_HF_PARTS = (("query", 1), ("key", 1), ("value", 1))
+_DINOV2_LAYER = [
+    ("norm1.", "norm1."),
+    ("norm2.", "norm2."),
+    *_ATTENTION,
+    ("ls1.gamma", "layer_scale1.lambda1"),
+    ("ls2.gamma", "layer_scale2.lambda1"),
+]
+_VIT_LAYER = [
+    ("norm1.", "layernorm_before."),
+    ("norm2.", "layernorm_after."),
+    *_ATTENTION,
+    ("mlp.fc1.", "intermediate.dense."),
+    ("mlp.fc2.", "output.dense."),
+]
+_DINOV3_OUTER = [
+    ("cls_token", "embeddings.cls_token"),
+    ("reg_token", "embeddings.register_tokens"),
+    ("patch_embed.proj.", "embeddings.patch_embeddings."),
+    ("blocks.", "layer."),
+    ("norm.", "norm."),
+]
+_DINOV3_LAYER = [
+    ("norm1.", "norm1."),
+    ("norm2.", "norm2."),
+    ("attn.qkv.", "attention.qkv."),
+    ("attn.q_bias", "attention.q_bias"),
+    ("attn.v_bias", "attention.v_bias"),
+    ("attn.proj.", "attention.o_proj."),
+    ("gamma_1", "layer_scale1.lambda1"),
+    ("gamma_2", "layer_scale2.lambda1"),
+    ("mlp.fc2.", "mlp.down_proj."),
+]
+_MLP = [("mlp.fc1.", "mlp.fc1."), ("mlp.fc2.", "mlp.fc2.")]
+_PACKED_MLP = [("mlp.fc1.", "mlp.weights_in."), ("mlp.fc2.", "mlp.weights_out.")]
+_DINOV3_MLP = [("mlp.fc1.", "mlp.up_proj.")]
+_DINOV3_GATED_MLP = [("mlp.fc1_g.", "mlp.gate_proj."), ("mlp.fc1_x.", "mlp.up_proj.")]
+
+
+def of_hugging_face(config: Mapping[str, Any]) -> Naming:
+    """The names of timm's network (in place of this package's) and of Hugging Face's files."""
+    kind = config["model_type"]
+    network = f"Hugging Face's {MODEL_TYPES[kind]}"
+    if kind == "dinov3_vit":
+        mlp = _DINOV3_GATED_MLP if config.get("use_gated_mlp") else _DINOV3_MLP
+        parts = (("q_proj", 1), ("k_proj", 1), ("v_proj", 1))
+        return Naming(network, _DINOV3_OUTER, [*_DINOV3_LAYER, *mlp], "attention.", parts)
+    layer = _VIT_LAYER
+    if kind != "vit":
+        layer = [*_DINOV2_LAYER, *(_PACKED_MLP if config.get("use_swiglu_ffn") else _MLP)]
+    return Naming(network, _HF_OUTER, layer, "attention.attention.", _HF_PARTS)
+
+
+def _through(ours: Names, theirs: Names) -> Names:
+    """Names here and in Hugging Face's files, of the names here and in timm, and in timm and these files."""
+    known = dict(theirs)
+    return [(own, known[timm]) for own, timm in ours if timm in known]
+
+
 HUGGING_FACE = Naming(
     "Hugging Face's Dinov2Model",
-    [
-        ("backbone.cls_token", "embeddings.cls_token"),
-        ("backbone.pos_embed", "embeddings.position_embeddings"),
-        (MASK_TOKEN, "embeddings.mask_token"),
-        ("backbone.patch_embed.projection.", "embeddings.patch_embeddings.projection."),
-        ("backbone.layers.", "encoder.layer."),
-        ("backbone.ln1.", "layernorm."),
-    ],
-    [
-        ("ln1.", "norm1."),
-        ("ln2.", "norm2."),
-        ("attn.qkv.", "attention.attention.qkv."),
-        ("attn.proj.", "attention.output.dense."),
-        ("attn.gamma1.weight", "layer_scale1.lambda1"),
-        ("ffn.layers.0.0.", "mlp.fc1."),
-        ("ffn.layers.1.", "mlp.fc2."),
-        ("ffn.gamma2.weight", "layer_scale2.lambda1"),
-        # ViTModel's, read only: the first of two names is written.
-        ("ln1.", "layernorm_before."),
-        ("ln2.", "layernorm_after."),
-        ("ffn.layers.0.0.", "intermediate.dense."),
-        ("ffn.layers.1.", "output.dense."),
-    ],
+    [*_through(TIMM.outer, _HF_OUTER), (MASK_TOKEN, "embeddings.mask_token")],
+    # ViTModel's names are read only: the first of two names is written.
+    [*_through(TIMM.layer, _DINOV2_LAYER + _MLP), *_through(TIMM.layer, _VIT_LAYER)],
     "attention.attention.",
-    (("query", 1), ("key", 1), ("value", 1)),
+    _HF_PARTS,
 )
 TORCHVISION = Naming(
     "torchvision's VisionTransformer",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mapet_mm.interop.convert import CLASS_TOKEN, mm_to_timm
 from mapet_mm.interop.description import Description
-from mapet_mm.interop.timm_export import timm_arguments
+from mapet_mm.interop.networks import timm_arguments
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 

@@ -27,7 +27,6 @@ from mapet_mm.engine.optimizers.layer_decay import Depths
 from mapet_mm.evaluation.models import load_model
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.export import write_export
-from mapet_mm.interop.hf_export import hf_preprocessor
 from mapet_mm.models import TIMMViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
@@ -176,7 +175,7 @@ def test_a_start_whose_images_are_squashed_before_their_crop_is_exported_so(tmp_
     (expected,) = processor(picture, return_tensors="pt")["pixel_values"]
     config = timm.data.resolve_model_data_config(in_timm(tmp_path))
     of_timm = timm.data.create_transform(**config)(picture)
-    again = transformers.BitImageProcessor(**hf_preprocessor(start.images))
+    again = transformers.BitImageProcessor(**start.images.in_hugging_face())
     for image in (of_timm, *again(picture, return_tensors="pt")["pixel_values"]):
         assert (image - expected).abs().mean() < 2e-3 * expected.std()
 

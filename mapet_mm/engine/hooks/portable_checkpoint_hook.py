@@ -9,7 +9,6 @@ from mmengine.runner import Runner
 from mapet_mm.engine.hooks.whole_checkpoint_hook import WholeCheckpointHook
 from mapet_mm.engine.runners.resume import check_weights
 from mapet_mm.interop.description import description_entry
-from mapet_mm.interop.like_start import exports_entry
 from mapet_mm.interop.record import NUM_IMAGES
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
@@ -44,7 +43,6 @@ class PortableCheckpointHook(WholeCheckpointHook):
         """Add what exports describe and the config's digests; leave tensors and plain values."""
         if "meta" in checkpoint:
             checkpoint["meta"].update(description_entry(runner.cfg))
-            checkpoint["meta"].update(exports_entry(runner.cfg))
             if self.recipe:
                 checkpoint["meta"]["recipe"] = self.recipe
             checkpoint["meta"][NUM_IMAGES] = len(runner.train_dataloader.dataset)

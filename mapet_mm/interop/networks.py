@@ -1,8 +1,6 @@
-"""The same ViT in Hugging Face and timm: `ViT`, `Dinov2`, `Dinov2WithRegisters` and `DINOv3ViT`.
+"""What timm and Hugging Face are told of a network: this package's ViT, and the ViTs that both of them have.
 
-A network is described by Hugging Face's config, as a dict. The conversions change names and cut or join
-matrices, not values, but for one sum: with registers, timm adds no position to the class token, so
-Hugging Face's is added to the token.
+Hugging Face's are `ViT`, `Dinov2`, `Dinov2WithRegisters` and `DINOv3ViT`; its config, a dict, describes each.
 """
 
 from __future__ import annotations
@@ -10,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mapet_mm.interop.names import Naming, StateDict
-from mapet_mm.interop.timm_export import mlp_ratio
+from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, num_classes_of, sizes_of
+from mapet_mm.interop.description import Description
+from mapet_mm.interop.names import MODEL_TYPES
+from mapet_mm.models.backbones.checkpoint_hooks import SCALED
 
-MODEL_TYPES = {
-    "vit": "ViTModel",
-    "dinov2": "Dinov2Model",
-    "dinov2_with_registers": "Dinov2WithRegistersModel",
-    "dinov3_vit": "DINOv3ViTModel",
-}
+POOLED_NORM = "backbone.ln2.weight"
+# timm's names for widths; of another width the name does not matter, because `model_args` say everything.
+SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
 # timm's network of each model type and width; the arguments say every size, so the fallback is only a name.
 ARCHITECTURES = {
     "vit": ("vit_{}_patch16_224", {192: "tiny", 384: "small", 768: "base", 1024: "large"}),
@@ -33,100 +29,102 @@ ARCHITECTURES = {
 EPS = {"vit": 1e-6, "dinov2": 1e-6, "dinov2_with_registers": 1e-6, "dinov3_vit": 1e-5}
 # Options that timm's networks do not have, and the only value that is taken.
 FIXED = {"key_bias": False, "proj_bias": True, "mlp_bias": True, "num_channels": 3}
-NOT_TIMM = ("embeddings.mask_token", "pooler.")
-
-_OUTER = [
-    ("cls_token", "embeddings.cls_token"),
-    ("pos_embed", "embeddings.position_embeddings"),
-    ("reg_token", "embeddings.register_tokens"),
-    ("patch_embed.proj.", "embeddings.patch_embeddings.projection."),
-    ("blocks.", "encoder.layer."),
-    ("norm.", "layernorm."),
-]
-_ATTENTION = [("attn.qkv.", "attention.attention.qkv."), ("attn.proj.", "attention.output.dense.")]
-_PARTS = (("query", 1), ("key", 1), ("value", 1))
-_DINOV2_LAYER = [
-    ("norm1.", "norm1."),
-    ("norm2.", "norm2."),
-    *_ATTENTION,
-    ("ls1.gamma", "layer_scale1.lambda1"),
-    ("ls2.gamma", "layer_scale2.lambda1"),
-]
-_VIT_LAYER = [
-    ("norm1.", "layernorm_before."),
-    ("norm2.", "layernorm_after."),
-    *_ATTENTION,
-    ("mlp.fc1.", "intermediate.dense."),
-    ("mlp.fc2.", "output.dense."),
-]
-_DINOV3_OUTER = [
-    ("cls_token", "embeddings.cls_token"),
-    ("reg_token", "embeddings.register_tokens"),
-    ("patch_embed.proj.", "embeddings.patch_embeddings."),
-    ("blocks.", "layer."),
-    ("norm.", "norm."),
-]
-_DINOV3_LAYER = [
-    ("norm1.", "norm1."),
-    ("norm2.", "norm2."),
-    ("attn.qkv.", "attention.qkv."),
-    ("attn.q_bias", "attention.q_bias"),
-    ("attn.v_bias", "attention.v_bias"),
-    ("attn.proj.", "attention.o_proj."),
-    ("gamma_1", "layer_scale1.lambda1"),
-    ("gamma_2", "layer_scale2.lambda1"),
-    ("mlp.fc2.", "mlp.down_proj."),
-]
-_MLP = [("mlp.fc1.", "mlp.fc1."), ("mlp.fc2.", "mlp.fc2.")]
-_PACKED_MLP = [("mlp.fc1.", "mlp.weights_in."), ("mlp.fc2.", "mlp.weights_out.")]
-_DINOV3_MLP = [("mlp.fc1.", "mlp.up_proj.")]
-_DINOV3_GATED_MLP = [("mlp.fc1_g.", "mlp.gate_proj."), ("mlp.fc1_x.", "mlp.up_proj.")]
 
 
-def naming_of(config: Mapping[str, Any]) -> Naming:
-    """The names of timm's network (in place of this package's) and of Hugging Face's files."""
-    kind = config["model_type"]
-    network = f"Hugging Face's {MODEL_TYPES[kind]}"
-    if kind == "dinov3_vit":
-        mlp = _DINOV3_GATED_MLP if config.get("use_gated_mlp") else _DINOV3_MLP
-        parts = (("q_proj", 1), ("k_proj", 1), ("v_proj", 1))
-        return Naming(network, _DINOV3_OUTER, [*_DINOV3_LAYER, *mlp], "attention.", parts)
-    layer = _VIT_LAYER
-    if kind != "vit":
-        layer = [*_DINOV2_LAYER, *(_PACKED_MLP if config.get("use_swiglu_ffn") else _MLP)]
-    return Naming(network, _OUTER, layer, "attention.attention.", _PARTS)
-
-
-def hf_to_timm(weights: StateDict, config: Mapping[str, Any]) -> StateDict:
-    """timm's names for the weights in a file of Hugging Face; mask token and pooler are left out.
+def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
+    """Arguments of timm's `VisionTransformer` for these weights, without `num_classes`.
 
     Raises:
-        ValueError: a name is unknown, or a part of the attention is missing.
+        ValueError: the weights have both a final norm and a norm after pooling, or a classifier of a feature
+            that timm's network does not classify.
     """
-    kept = {name: value for name, value in weights.items() if not name.startswith(NOT_TIMM)}
-    for part in ("q", "v"):  # DINOv3 has no bias of the keys, so timm keeps the two others apart
-        kept = {name.replace(f"{part}_proj.bias", f"{part}_bias"): value for name, value in kept.items()}
-    renamed = naming_of(config).to_mm(kept)
-    if config["model_type"] == "dinov2_with_registers":
-        of_class, of_patches = renamed["pos_embed"].tensor_split([1], dim=1)
-        renamed["cls_token"] = renamed["cls_token"] + of_class
-        renamed["pos_embed"] = of_patches
-    return renamed
+    has_final_norm = FINAL_NORM in weights
+    has_pooled_norm = POOLED_NORM in weights
+    if has_final_norm and has_pooled_norm:
+        raise ValueError(
+            "the weights have a final norm and one after pooling; timm's network has one of them"
+        )
+    height, width = description.img_size
+    sizes = sizes_of(weights)
+    arguments = dict(
+        img_size=height if height == width else (height, width),
+        patch_size=description.patch_size,
+        embed_dim=sizes["embed_dims"],
+        depth=sizes["num_layers"],
+        num_heads=description.num_heads,
+        mlp_ratio=mlp_ratio(sizes["embed_dims"], sizes["feedforward_channels"]),
+        init_values=0.1 if any(name.endswith(tuple(SCALED)) for name in weights) else None,
+        class_token=CLASS_TOKEN in weights,
+        global_pool=_global_pool(weights, description),
+        fc_norm=has_pooled_norm,
+    )
+    if not has_final_norm and not has_pooled_norm:
+        arguments["final_norm"] = False
+    return arguments
 
 
-def timm_to_hf(weights: StateDict, config: Mapping[str, Any]) -> StateDict:
-    """Names of Hugging Face's files for the weights of timm's network, the inverse of `hf_to_timm`.
+def timm_call(weights: Mapping[str, Tensor], description: Description) -> str:
+    """The Python expression that makes timm's network for these weights."""
+    arguments = timm_arguments(weights, description)
+    arguments["num_classes"] = num_classes_of(weights)
+    listed = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"timm.models.VisionTransformer({listed})"
+
+
+def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
+    """The content of config.json for timm's `create_model("local-dir:...")`."""
+    arguments = timm_arguments(weights, description)
+    num_classes = num_classes_of(weights)
+    return {
+        "architecture": f"vit_{SIZES.get(arguments['embed_dim'], 'base')}_patch16_224",
+        "num_classes": num_classes,
+        "num_features": arguments["embed_dim"],
+        "global_pool": arguments["global_pool"],
+        "model_args": arguments,
+        "pretrained_cfg": description.in_timm(num_classes),
+    }
+
+
+def _global_pool(weights: Mapping[str, Tensor], description: Description) -> str:
+    """timm's name for the feature that the classifier reads; the mean of the patches without a classifier."""
+    if not num_classes_of(weights):
+        return "avg"
+    if description.feature == "avg_featmap":
+        return "avg"
+    if description.feature == "cls_token":
+        return "avg" if POOLED_NORM in weights else "token"
+    raise ValueError(
+        f"the config classifies {description.feature}, other libraries the last layer's "
+        "cls_token or avg_featmap"
+    )
+
+
+def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
+    """The content of config.json for Hugging Face's `AutoModel.from_pretrained`.
 
     Raises:
-        ValueError: Hugging Face's network has nothing of one of the names.
+        ValueError: images are not square, or the MLP's width is not a multiple of the tokens' width.
     """
-    kept = dict(weights)
-    if config["model_type"] == "dinov2_with_registers":  # the class token has its position in it
-        kept["pos_embed"] = torch.cat([torch.zeros_like(kept["cls_token"]), kept["pos_embed"]], dim=1)
-    renamed = naming_of(config).from_mm(kept)
-    for part in ("q", "v"):
-        renamed = {name.replace(f".{part}_bias", f".{part}_proj.bias"): v for name, v in renamed.items()}
-    return renamed
+    height, width = description.img_size
+    sizes = sizes_of(weights)
+    ratio, rest = divmod(sizes["feedforward_channels"], sizes["embed_dims"])
+    if rest or height != width:
+        raise ValueError(
+            "Dinov2Model takes square images and an MLP whose width is a multiple of the tokens'; these are "
+            f"{height} x {width} pixels and {sizes['feedforward_channels']} of {sizes['embed_dims']}"
+        )
+    return {
+        "model_type": "dinov2",
+        "architectures": ["Dinov2Model"],
+        "image_size": height,
+        "patch_size": description.patch_size,
+        "hidden_size": sizes["embed_dims"],
+        "num_hidden_layers": sizes["num_layers"],
+        "num_attention_heads": description.num_heads,
+        "mlp_ratio": ratio,
+        "layer_norm_eps": 1e-6,
+        "use_mask_token": "backbone.mask_token" in weights,
+    }
 
 
 def timm_network(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -259,3 +257,11 @@ def _model_type(vit: nn.Module) -> str | None:
 def _is_gelu(activation: nn.Module) -> bool:
     """True for the exact GELU, of PyTorch or timm."""
     return type(activation).__name__ == "GELU" and getattr(activation, "approximate", "none") == "none"
+
+
+def mlp_ratio(width: int, inner_width: int) -> float:
+    """The ratio that gives `inner_width` although timm truncates its product with the width."""
+    ratio = inner_width / width
+    if int(width * ratio) == inner_width:
+        return ratio
+    return (inner_width + 0.5) / width

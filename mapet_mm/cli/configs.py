@@ -193,6 +193,8 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     share = 30  # of the epochs, that warms up, as the paper's ten of 300
     if choices.start:
         share = 10  # the head and the mask token are new, and their first gradients reach trained layers
+    if args.train != "all":
+        cfg.model.train_backbone = args.train
     warm_up = min(max(1, args.epochs // share), args.epochs - 1)
     load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=TOKENS)
     pipeline = [*load_square, cfg.color_jitter, load_tokens, cfg.pack]

@@ -76,6 +76,14 @@ class PretrainOptions(Options):
             recorded="always",
         ),
     ] = None
+    train: Annotated[
+        str,
+        Option(
+            one_of("all", "attention"),
+            "what is trained of the ViT of --init: attention, the output projection of each layer's "
+            "attention, beside what is new (mask token, head, predictor), and the rest stays as it was",
+        ),
+    ] = "all"
     tokenizer: Annotated[
         str,
         Option(
@@ -174,6 +182,8 @@ class PretrainOptions(Options):
         super().__post_init__()
         if self.tokenizer == "init" and not self.init:
             raise OptionError("--tokenizer init needs --init START")
+        if self.train != "all" and not self.init:
+            raise OptionError(f"--train {self.train} needs --init START")
         if self.labels and self.class_level is not None:
             raise OptionError("--labels and --class-level exclude each other")
 

@@ -584,7 +584,15 @@ def test_more_images_may_be_skipped_from_then_on(photographs, planned):
 
 @pytest.mark.parametrize(
     "option",
-    ["--epochs=0", "--batch-size=0", "--tokenizer=init", "--max-skipped=2", "--lr=0", "--layer-decay=2"],
+    [
+        "--epochs=0",
+        "--batch-size=0",
+        "--tokenizer=init",
+        "--max-skipped=2",
+        "--lr=0",
+        "--layer-decay=2",
+        "--train=attention",
+    ],
 )
 def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):
     with pytest.raises(SystemExit):

@@ -429,6 +429,16 @@ def test_an_epoch_trains_the_start_and_exports_it(library, kind, photographs, in
     assert "backbone.mask_token" in read_weights(tmp_path / "again" / INIT)
 
 
+@pytest.mark.slow
+def test_a_training_of_the_attention_alone_leaves_the_rest_of_the_start(photographs, in_process, tmp_path):
+    name, network = save("timm", "dinov2", tmp_path / "start")
+    continue_start(photographs, tmp_path / "run", name, "--train", "attention")
+    before = network.state_dict()
+    after = in_timm(tmp_path / "run").state_dict()
+    changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
+    assert changed == {f"blocks.{index}.attn.proj.{part}" for index in (0, 1) for part in ("weight", "bias")}
+
+
 @pytest.fixture
 def planned(monkeypatch) -> None:
     monkeypatch.setattr(command, "run_stages", lambda *_: None)
@@ -471,6 +481,11 @@ def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp
     asked = Config.fromfile(tmp_path / "other/pretrain.py").optim_wrapper
     assert asked.optimizer.lr == 1e-3
     assert "paramwise_cfg" not in asked
+    assert "train_backbone" not in training.model
+    continue_start(photographs, tmp_path / "a part", name, "--train", "attention")
+    assert Config.fromfile(tmp_path / "a part/pretrain.py").model.train_backbone == "attention"
+    with pytest.raises(UserError, match="train"):
+        continue_start(photographs, tmp_path / "a part", name)
     config = load_model(str(tmp_path / "run/pretrain.py"), str(tmp_path / "run" / INIT)).config
     assert config.test_dataloader.dataset.pipeline[1:3] == steps[1:3]  # for `mapet-mm evaluate`
     # No path that a moved RUN would miss.

@@ -13,6 +13,8 @@ from mapet_mm.registry import MODELS
 from mapet_mm.utils.splitmix import DRAW_SEED, splitmix_of_tensor
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+# Parts of the names of a backbone's parameters that are trained.
+TRAINED = {"all": ("",), "attention": ("attn.proj.", "mask_token")}
 
 
 @MODELS.register_module()
@@ -31,6 +33,8 @@ class MaPeT(BaseSelfSupervisor):
             (stored token grids, or a second view of the images).
         context_loss: weight of a second cross-entropy, for the tokens of the visible patches; 0 is the
             paper's. An extension, as V-JEPA 2.1 (arXiv 2603.14482) has it for its own targets.
+        train_backbone: 'all', or 'attention': of the backbone only each layer's output projection of the
+            attention, and the mask token, as APLA (arXiv 2503.18873) has it. For weights that are continued.
         **kwargs: as for MMPretrain's algorithms: `init_cfg`.
 
     Raises:
@@ -60,6 +64,7 @@ class MaPeT(BaseSelfSupervisor):
         target_generator: dict | None,
         data_preprocessor: dict | None = None,
         context_loss: float = 0.0,
+        train_backbone: str = "all",
         **kwargs,
     ) -> None:
         parts = dict(head=head, target_generator=target_generator, data_preprocessor=data_preprocessor)
@@ -80,6 +85,11 @@ class MaPeT(BaseSelfSupervisor):
                 f"context_loss={context_loss}, but with cutting_point={vit.cutting_point} no patch is seen"
             )
         self.context_loss = context_loss
+        if train_backbone not in TRAINED:
+            raise ValueError(f"train_backbone={train_backbone!r}: {' or '.join(TRAINED)}")
+        for name, parameter in vit.named_parameters():
+            is_trained = any(part in name for part in TRAINED[train_backbone])
+            parameter.requires_grad_(is_trained and parameter.requires_grad)
 
     def train(self, mode: bool = True) -> "MaPeT":
         """Set the mode; the target generator stays in evaluation mode, or VQ-KD would keep learning."""

@@ -29,13 +29,16 @@ class GridAsTokens(BaseModule):
 VIT = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=20, patch_size=4, cutting_point=8)
 
 
-def build(vocab_size=11, generator_vocab=11, head_dims=24, vit=VIT, **backbone) -> MaPeT:
+def build(
+    vocab_size=11, generator_vocab=11, head_dims=24, vit=VIT, train_backbone="all", **backbone
+) -> MaPeT:
     model = MODELS.build(
         dict(
             type="mapet_mm.MaPeT",
             backbone=vit | backbone,
             head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=head_dims, vocab_size=vocab_size),
             target_generator=dict(type="mapet_mm.GridAsTokens", vocab_size=generator_vocab),
+            train_backbone=train_backbone,
         )
     )
     model.init_weights()
@@ -103,6 +106,36 @@ def test_a_backbone_within_lora_model_is_trained_by_its_adapters():
     learning = {name for name, value in lora.named_parameters() if value.grad is not None}
     assert len(learning) == 2 * ARCH["num_layers"] + 2
     assert all("lora_" in name or name.startswith("head.") for name in learning)
+
+
+OF_TIMM = dict(
+    type="mapet_mm.MaPeTPretrainTIMM",
+    model_name="vit_tiny_patch16_224",
+    img_size=20,
+    patch_size=4,
+    embed_dim=24,
+    depth=2,
+    num_heads=3,
+    cutting_point=8,
+)
+
+
+@pytest.mark.parametrize(("vit", "layers"), [(VIT, "layers"), (OF_TIMM, "timm_model.blocks")])
+def test_of_a_backbone_the_attentions_projections_and_the_mask_token_can_be_trained_alone(vit, layers):
+    """They and the head, each with a gradient; all others stay as they are."""
+    model = build(vit=dict(vit), train_backbone="attention")
+    projections = [f"backbone.{layers}.{index}.attn.proj" for index in range(2)]
+    expected = {f"{name}.{part}" for name in projections for part in ("weight", "bias")}
+    expected |= {"backbone.mask_token", "head.projection.weight", "head.projection.bias"}
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    inputs = [torch.randn(3, 3, 20, 20), torch.randint(11, (3, 5, 5))]
+    model(inputs, mode="loss")["loss"].backward()
+    assert {name for name, value in model.named_parameters() if value.grad is not None} == expected
+    torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1).step()
+    changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == expected
+    with pytest.raises(ValueError, match="train_backbone='norms': all or attention"):
+        build(train_backbone="norms")
 
 
 def test_validation_repeats_itself_and_leaves_the_training_generator_alone():

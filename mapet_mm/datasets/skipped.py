@@ -31,24 +31,6 @@ def replace_by_neighbours(num_images: int, skipped: Sequence[int]) -> Int64[np.n
     return order
 
 
-def reorder(dataset: Dataset, order: Int64[np.ndarray, " image"]) -> None:
-    """Show the images of an MMEngine dataset in another order, in place; an image may come more than once."""
-    if not getattr(dataset, "serialize_data", False):
-        dataset.get_subset_(order.tolist())
-        return
-    # `get_subset_` copies image by image, which takes seconds for a million: copy runs of neighbours.
-    ends = dataset.data_address
-    starts = np.concatenate([[0], ends[:-1]])
-    breaks = np.flatnonzero(np.diff(order) != 1) + 1
-    pieces = []
-    for run in np.split(order, breaks):
-        first, last = run[0], run[-1]
-        pieces.append(dataset.data_bytes[starts[first] : ends[last]])
-    lengths = ends - starts
-    dataset.data_bytes = np.concatenate(pieces)
-    dataset.data_address = np.cumsum(lengths[order])
-
-
 def replace_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
     """Replace each image that the store skipped by the next one. Any other without tokens is an error.
 
@@ -109,7 +91,7 @@ def leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None
             f"token store `{load.path}` skipped all images of {type(dataset).__name__}: correct its data, "
             "and run `mapet-mm extract-tokens --retry-skipped`"
         )
-    reorder(dataset, replace_by_neighbours(len(dataset), skipped))
+    dataset.get_subset_(replace_by_neighbours(len(dataset), skipped).tolist())
 
 
 def names_in_store(paths: Iterable[str], load: LoadTokenGrid) -> Iterator[str]:

@@ -124,9 +124,8 @@ def features_identity(
     names_digest = hashlib.sha256()
     for name in names:  # as one text, they would take more memory than all else
         names_digest.update(encode_name(name) + b"\0")
-    encoder = {key: value for key, value in tokenizer.metadata.items() if key != "weights"}  # in its digest
     return {
-        **encoder,
+        **tokenizer.identity,
         "preprocessing": preprocessing,
         "data_root": loader.images.data_root,
         "names": names_digest.hexdigest(),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mapet_mm.models.data_preprocessors.data_preprocessor import check_pixel_range
+from mapet_mm.models.data_preprocessors.data_preprocessor import PixelRange
 from mapet_mm.structures.parts import PENDING, WRITTEN, Parts
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.utils.atomic_files import remove_stale
@@ -63,6 +63,7 @@ class GroupLoader:
         self.group_size = group_size
         self.num_workers = num_workers
         self._groups = _Groups(images, group_size, image_size)
+        self.pixel_range = getattr(preprocessor, "pixel_range", PixelRange())  # one look is enough
 
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
         """Load groups: pairs of a part's index and the indices of at most `group_size` of its images."""
@@ -79,7 +80,7 @@ class GroupLoader:
             pin_memory=device.type == "cuda",  # only from there GPUs copy while they compute
         )
         for group in loader:
-            check_pixel_range(self.preprocessor, group.inputs[: len(group.indices)])
+            self.pixel_range.check(group.inputs[: len(group.indices)], self.preprocessor)
             inputs = group.inputs.to(device, non_blocking=True)
             inputs = self.preprocessor({"inputs": inputs, "data_samples": None})["inputs"]
             yield group._replace(inputs=inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from mapet_mm.tokenizers.tokens import Extraction, extract_tokens, open_or_creat
 from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import explain, file_digests, require_same_files
+from mapet_mm.utils.identity import as_json, explain, file_digests, require_same_files
 from mapet_mm.utils.precision import HALF
 
 TAKES_TOKENIZER = "give the config of a tokenizer, as configs/micro/kclip.py"
@@ -169,8 +168,7 @@ def existing_codebook(path: Path, cfg: Config, plan: CodebookPlan) -> Codebook:
         del settings["data_root"]
     require_made_with(codebook, path, settings)  # before weights are loaded
     tokenizer, _ = build_tokenizer(cfg, {"codebook": None})
-    encoder = {key: value for key, value in tokenizer.metadata.items() if key != "weights"}  # in its digest
-    require_made_with(codebook, path, {**encoder, "precision": tokenizer.precision})
+    require_made_with(codebook, path, {**tokenizer.identity, "precision": tokenizer.precision})
     return codebook
 
 
@@ -262,12 +260,6 @@ def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
 def features_folder(codebook: Path) -> Path:
     """Folder of a codebook's sampled features."""
     return codebook.with_name(f"{codebook.name}.features")
-
-
-def as_json(part: Any) -> Any:
-    """A part of a config as JSON has it, independent of the config file's format."""
-    plain = Config(dict(part=part)).to_dict()["part"]
-    return json.loads(json.dumps(plain, default=lambda value: getattr(value, "__qualname__", str(value))))
 
 
 def load_tokenizer(

@@ -20,11 +20,11 @@ from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.structures.parts import WRITTEN
 from mapet_mm.structures.squares import CHANNELS, Squares
 from mapet_mm.tokenizers.fill import GROUP_SIZE, ImageGroup, fill
-from mapet_mm.tokenizers.fit_and_extract import as_json
 from mapet_mm.tokenizers.images import ImageReader, UndecodableError
 from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.disk import require_room
 from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.identity import as_json
 
 # The square is what comes before the first of these in a pipeline.
 ENDS = ("ColorJitter", "LoadTokenGrid", "PackInputs")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mmengine.config import ConfigDict
 
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.errors import UserError
@@ -26,24 +27,30 @@ LARGEST_READ = 2**24  # bytes
 SAMPLED_TAR_FILES = 8  # whose members are listed from the start
 
 
-def canonical(value: Any) -> Any:
-    """Settings as JSON has them, alike for equal settings.
+def as_json(value: Any, bare_types: bool = False) -> Any:
+    """Settings as JSON has them, from which what a config describes can be built again.
 
-    A `type` is its bare name, however a config writes it (`mmpretrain.Resize`, the class itself), tuples are
-    lists, and paths are strings.
+    Tuples are lists, and classes and paths are strings. With `bare_types`, a `type` has no scope.
     """
+    if isinstance(value, ConfigDict) and not bare_types:
+        value = value.to_dict()  # with the whole path of a class that the config imports
     if isinstance(value, Mapping):
-        plain = {str(key): canonical(one) for key, one in value.items()}
-        if isinstance(plain.get("type"), str):
+        plain = {str(key): as_json(one, bare_types) for key, one in value.items()}
+        if bare_types and isinstance(plain.get("type"), str):
             plain["type"] = plain["type"].rpartition(".")[2]
         return plain
     if isinstance(value, list | tuple):
-        return [canonical(one) for one in value]
+        return [as_json(one, bare_types) for one in value]
     if isinstance(value, str | int | float | None):
         return value
     if hasattr(value, "item"):  # a NumPy or PyTorch number
         return value.item()
     return getattr(value, "__qualname__", str(value))
+
+
+def canonical(value: Any) -> Any:
+    """Settings as JSON, alike for equal settings: however a config writes a `type`, its bare name is here."""
+    return as_json(value, bare_types=True)
 
 
 def digest(value: Any) -> str:

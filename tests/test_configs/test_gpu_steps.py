@@ -6,6 +6,7 @@ runs no backward pass of such tensors where there is no GPU.
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -36,7 +37,9 @@ def build(cfg: Config) -> nn.Module:
         model = MODELS.build(settings).train()
     model.data_preprocessor.to("cuda")
     for module in model.modules():
-        module.values_checked, module.range_checked = True, {"", "second_"}
+        module.values_checked = True
+    for name in ("pixel_range", "second_pixel_range"):
+        setattr(model.data_preprocessor, name, Mock())
     return model
 
 

@@ -158,8 +158,8 @@ def test_groups_of_images_reach_a_gpu_and_give_their_rows_without_a_wait(kind, m
     with fake_gpu():
         with torch.device("cpu"):
             preprocessor = build_preprocessor(dict(type=kind, mean=[120.0] * 3, std=[70.0] * 3, to_rgb=True))
-        preprocessor.range_checked = {""}
         loader = GroupLoader([], 64, preprocessor.to("cuda"), group_size=2, num_workers=0)
+        loader.pixel_range.is_known = True  # as after a first group
         encoder = torch.nn.Conv2d(3, 8, 32, 32)
         with torch.device("cpu"), StepCounts() as counts:
             for group in loader.load([(0, [0, 1]), (0, [2])]):

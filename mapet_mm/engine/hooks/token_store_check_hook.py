@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
@@ -146,8 +148,8 @@ def check_normalisation(model: nn.Module) -> None:
     with DefaultScope.overwrite_default_scope("mmpretrain"):
         fitted_on = MODELS.build(recorded)({"inputs": pixels, "data_samples": None})["inputs"]
     batch = {"inputs": [pixels, pixels], "data_samples": [DataSample()]}
-    seen = model.data_preprocessor(batch, True)["inputs"][1].cpu()
-    model.data_preprocessor.range_checked = frozenset()  # the first real images are still to be looked at
+    # A copy, because the range of these pixels stands for no image's.
+    seen = deepcopy(model.data_preprocessor)(batch, True)["inputs"][1].cpu()
     if not torch.allclose(seen, fitted_on, rtol=1e-3, atol=1e-3):
         settings = ", ".join(f"{key}={value}" for key, value in recorded.items() if key != "type")
         raise CodebookError(

@@ -41,31 +41,28 @@ def adapt_checkpoint(
         ValueError: no layer of the backbone is there, or relative positions, or an unknown patch grid.
     """
     own = vit.state_dict()
+    if not prefix:  # a whole model may be given weights that are not its backbone's; a backbone alone may not
+        refuse_others(own, state_dict)
+    renamed = beit_to_vit(state_dict, prefix)
+    if renamed:
+        print_log(f"Renamed the parameters of {renamed} BEiT layers to a plain ViT's.", "current")
+    leave_pretraining(own, state_dict, prefix)
+    fill_layer_scales(own, state_dict, prefix)
+    fold_layer_scales(own, state_dict, prefix)
+    fit_positions(vit, state_dict, prefix, local_metadata.get(PATCH_GRID))
+
+
+def refuse_others(own: Mapping[str, Tensor], state_dict: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointNamesError if a state dict has other names than a backbone, and none of its layers."""
     layers = {name for name in own if name.startswith("layers.")}
     others = [name for name in state_dict if name not in own and name != "mask_token"]
-    # A whole model may be given weights that are not its backbone's; a backbone alone may not.
-    if not prefix and others and layers.isdisjoint(state_dict):
+    if others and layers.isdisjoint(state_dict):
         remedy = remedy_for(
             others, "give the `init_cfg` a `prefix`, or convert the weights with `mapet-mm convert`"
         )
         raise CheckpointNamesError(
             f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: {remedy}"
         )
-    renamed = beit_to_vit(state_dict, prefix)
-    if renamed:
-        print_log(f"Renamed the parameters of {renamed} BEiT layers to a plain ViT's.", "current")
-    if "mask_token" not in own and state_dict.pop(f"{prefix}mask_token", None) is not None:
-        print_log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.", "current")
-        fit_norms(own, state_dict, prefix)
-    fill_layer_scales(vit, state_dict, prefix)
-    scales = [name for name in state_dict if name.startswith(prefix) and name.endswith(tuple(SCALED))]
-    to_fold = [name for name in scales if name.removeprefix(prefix) not in own]
-    if to_fold:
-        folded = fold_layer_scale(state_dict, to_fold)
-        state_dict.clear()  # in place, because the caller goes on with this dictionary
-        state_dict.update(folded)
-        print_log(f"Folded {len(to_fold)} LayerScales: the backbone has none.", "current")
-    fit_positions(vit, state_dict, prefix, local_metadata.get(PATCH_GRID))
 
 
 def remedy_for(names: Iterable[str], otherwise: str) -> str:
@@ -78,12 +75,15 @@ def remedy_for(names: Iterable[str], otherwise: str) -> str:
     return otherwise
 
 
-def fit_norms(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Bring the norm after the last layer of a pre-training's state dict, in place, to the backbone's.
+def leave_pretraining(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Drop a pre-training's mask token, in place, and bring the norm after its last layer to the backbone's.
 
     Fine-tuning leaves out the pre-training's `ln1` and normalises the mean of the patches by an `ln2` of its
     own, which starts as usual. MMEngine would report both as errors.
     """
+    if "mask_token" in own or state_dict.pop(f"{prefix}mask_token", None) is None:
+        return
+    print_log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.", "current")
     for name in ("ln1.weight", "ln1.bias"):
         if name not in own and state_dict.pop(prefix + name, None) is not None:
             print_log(f"Dropped `{prefix}{name}`: the backbone has no norm after its last layer.", "current")
@@ -120,13 +120,13 @@ def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
     return len(layers)
 
 
-def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
+def fill_layer_scales(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:
     """Give ones, in place, to each LayerScale of a backbone whose layer is there without any.
 
     Otherwise the layer would keep its initial scale and give other features than the checkpoint's network.
     """
     filled = []
-    for name, value in vit.state_dict().items():
+    for name, value in own.items():
         found = SCALE.fullmatch(name)
         projection = state_dict.get(f"{prefix}{found[1]}attn.proj.weight") if found else None
         if projection is not None and prefix + name not in state_dict:
@@ -134,6 +134,18 @@ def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str
             filled.append(name)
     if filled:
         print_log(f"Filled {len(filled)} LayerScales with one: the checkpoint has none.", "current")
+
+
+def fold_layer_scales(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Multiply LayerScales that a backbone lacks into the layers before them, in place."""
+    scales = [name for name in state_dict if name.startswith(prefix) and name.endswith(tuple(SCALED))]
+    to_fold = [name for name in scales if name.removeprefix(prefix) not in own]
+    if not to_fold:
+        return
+    state_dict.update(fold_layer_scale(state_dict, to_fold))
+    for name in to_fold:
+        del state_dict[name]
+    print_log(f"Folded {len(to_fold)} LayerScales: the backbone has none.", "current")
 
 
 def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None = None) -> dict[str, Tensor]:

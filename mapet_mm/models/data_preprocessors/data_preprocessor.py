@@ -24,26 +24,32 @@ class PixelRangeError(UserError, ValueError):
     """Images and the numbers that normalise them have different ranges."""
 
 
-def check_pixel_range(preprocessor: nn.Module, images: Tensor, prefix: str = "") -> None:
-    """Refuse images from 0 to 1 with a `mean` for 0 to 255, and the other way round.
+class PixelRange:
+    """Looks at the first images before they are normalised; they stand for all.
 
-    Either runs, and learns badly: all pixels look nearly the same, or are hundreds of deviations off. Mean
-    and `std` are the preprocessor's; `prefix` is "second_" for the second view's. The first images stand for
-    all: reading values waits for the device.
+    Reading values waits for the device, so others are not looked at.
     """
-    checked = getattr(preprocessor, "range_checked", frozenset())  # prefixes of the views that were seen
-    mean = getattr(preprocessor, f"{prefix}mean", None)
-    std = getattr(preprocessor, f"{prefix}std", None)
-    if prefix in checked or mean is None or std is None or not images.numel():
-        return
-    preprocessor.range_checked = checked | {prefix}
 
-    low = images.min().item()
-    high = images.max().item()
-    if images.is_floating_point() and low >= 0 and 0 < high <= 1 and mean.max() > 2:
-        raise PixelRangeError("the images have values from 0 to 1, and the `mean` is for 0 to 255")
-    if high > 2 and std.max() < 1:
-        raise PixelRangeError(f"the images have values up to {high:g}, and the `std` is for 0 to 1")
+    def __init__(self) -> None:
+        self.is_known = False
+
+    def check(self, images: Tensor, preprocessor: nn.Module, prefix: str = "") -> None:
+        """Refuse images from 0 to 1 with a `mean` for 0 to 255, and the other way round.
+
+        Either runs, and learns badly: all pixels look nearly the same, or are hundreds of deviations off.
+        Mean and `std` are the preprocessor's; `prefix` is "second_" for the second view's.
+        """
+        mean = getattr(preprocessor, f"{prefix}mean", None)
+        std = getattr(preprocessor, f"{prefix}std", None)
+        if self.is_known or mean is None or std is None or not images.numel():
+            return
+        self.is_known = True
+        low = images.min().item()
+        high = images.max().item()
+        if images.is_floating_point() and low >= 0 and 0 < high <= 1 and mean.max() > 2:
+            raise PixelRangeError("the images have values from 0 to 1, and the `mean` is for 0 to 255")
+        if high > 2 and std.max() < 1:
+            raise PixelRangeError(f"the images have values up to {high:g}, and the `std` is for 0 to 1")
 
 
 @MODELS.register_module()
@@ -76,6 +82,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     def __init__(self, *args: Any, color_jitter: dict[str, float] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.color_jitter = BatchColorJitter(**color_jitter) if color_jitter else None
+        self.pixel_range = PixelRange()
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way.
@@ -84,7 +91,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         """
         samples = data.get("data_samples") or ()
         images = self._send(data["inputs"])
-        check_pixel_range(self, images)
+        self.pixel_range.check(images, self)
 
         # Masks, if the samples have any.
         if samples and "mask" in samples[0]:
@@ -152,6 +159,11 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
         (tensor(1.), tensor(-1.))
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pixel_range = PixelRange()
+        self.second_pixel_range = PixelRange()
+
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess `dict(inputs=[view, view] or images, data_samples=[...])`, collated in any way."""
         inputs = data["inputs"]
@@ -159,8 +171,9 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
             return SelfSupDataPreprocessor.forward(self, {**data, "inputs": _stacked(inputs)}, training)
         # Two views: their ranges are looked at before they are normalised.
         views = [_stacked(view) for view in inputs]
-        for view, prefix in zip(views, ("", "second_"), strict=True):
-            check_pixel_range(self, view, prefix)
+        first, second = views
+        self.pixel_range.check(first, self)
+        self.second_pixel_range.check(second, self, "second_")
         data = super().forward({**data, "inputs": views}, training)
         return {**data, "inputs": _Views(data["inputs"])}
 

@@ -4,7 +4,6 @@ This file goes when the oldest PyTorch that we support is 2.13, which has
 `torch.nn.functional.linear_cross_entropy`.
 """
 
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ def linear_cross_entropy(
     """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and the number of hits (largest logits).
 
     The logits are made block by block, and with them the gradients, which are exact; under autocast the
-    products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would. All
-    targets count if `counted` is None.
+    products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would.
+    Where nothing asks for a gradient, all logits are there at once. All targets count if `counted` is None.
 
     Examples:
         >>> latents, weight, bias = torch.randn(6, 4), torch.randn(10, 4), torch.zeros(10)
@@ -42,9 +41,9 @@ def linear_cross_entropy(
         >>> torch.allclose(loss, F.cross_entropy(latents @ weight.T + bias, torch.arange(6)))
         True
     """
-    # `Function.forward` runs without gradients, so ask here.
-    with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias))
-    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, with_gradients)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias)):
+        return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted)
+    return cross_entropy(F.linear(latents, weight, bias), targets, counted)
 
 
 def cross_entropy(
@@ -63,11 +62,11 @@ def cross_entropy(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        latents, weight, bias, targets, counted, with_gradients = arguments
+        latents, weight, bias, targets, counted = arguments
         dtype = product_dtype(latents)
         operands = [operand.to(dtype) for operand in (latents, weight, bias)]
         with torch.autocast(latents.device.type, enabled=False):
-            loss, hits, gradients = _by_blocks(*operands, targets, counted, with_gradients)
+            loss, hits, *gradients = _by_blocks(*operands, targets, counted)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(hits)
         ctx.num_targets = len(targets) if counted is None else counted.sum()
@@ -82,53 +81,47 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients = []
         for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
             gradients.append((gradient * scale).to(dtype))
-        return *gradients, None, None, None  # none for the targets and what follows them
+        return *gradients, None, None  # none for the targets and `counted`
 
 
 def _by_blocks(
-    latents: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    targets: Tensor,
-    counted: Tensor | None,
-    with_gradients: bool,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Summed loss, hits, and the summed loss's gradients by latents, weight and bias (empty if not asked)."""
+    latents: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, counted: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Summed loss, hits, and the summed loss's gradients by latents, weight and bias."""
     rows = block_rows(latents, len(weight))
-    sum_type = sum_dtype(latents.dtype)
-    loss = torch.zeros((), dtype=sum_type, device=latents.device)
-    hits = torch.zeros((), dtype=torch.int64, device=latents.device)
-    grad_latents = []
-    grad_weight = grad_bias = None
-
     latent_blocks = latents.split(rows)
     target_blocks = targets[:, None].split(rows)
-    masks = repeat(None) if counted is None else counted[:, None].split(rows)
-    for block, target, mask in zip(latent_blocks, target_blocks, masks, strict=False):
-        logits = torch.addmm(bias, block, weight.t()).to(sum_type)  # R V
-        losses, is_hit, probabilities = block_loss(logits, target)
-        del logits  # before the gradients need as much memory
-        if mask is not None:
-            losses = losses.where(mask, 0)
-            is_hit = is_hit & mask
-        loss = loss + losses.sum()
-        hits = hits + is_hit.sum()
+    masks = [None] * len(latent_blocks) if counted is None else counted[:, None].split(rows)
+    totals: list[Tensor] = []
+    grad_latents = []
+    for block, target, mask in zip(latent_blocks, target_blocks, masks, strict=True):
+        grad_block, *sums = _of_block(block, weight, bias, target, mask)
+        grad_latents.append(grad_block)
+        if not totals:
+            totals = sums
+            continue
+        for total, part in zip(totals, sums, strict=True):
+            total.add_(part)
+        del sums  # so that there are two gradients of the weight at most
+    loss, hits, grad_weight, grad_bias = totals
+    return loss, hits, torch.cat(grad_latents), grad_weight, grad_bias
 
-        if with_gradients:
-            grad_logits = logit_gradients(probabilities, target, mask)
-            block_grad_bias = grad_logits.sum(0)
-            grad_logits = grad_logits.to(latents.dtype)  # the precision of the products
-            block_grad_weight = (grad_logits.t() @ block).to(sum_type)
-            grad_latents.append(grad_logits @ weight)
-            # In place, so that there are two gradients of the weight at most.
-            grad_weight = block_grad_weight if grad_weight is None else grad_weight.add_(block_grad_weight)
-            grad_bias = block_grad_bias if grad_bias is None else grad_bias.add_(block_grad_bias)
-            del grad_logits, block_grad_weight
-        del probabilities  # before the next block's logits
 
-    if not with_gradients:
-        return loss, hits, ()
-    return loss, hits, (torch.cat(grad_latents), grad_weight, grad_bias)
+def _of_block(
+    block: Tensor, weight: Tensor, bias: Tensor, target: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradient by a block's latents; and of its rows summed loss, hits, gradients by weight and bias."""
+    sum_type = sum_dtype(block.dtype)
+    # The logits are gone before the gradients need as much memory.
+    losses, is_hit, probabilities = block_loss(torch.addmm(bias, block, weight.t()).to(sum_type), target)
+    if mask is not None:
+        losses = losses.where(mask, 0)
+        is_hit = is_hit & mask
+    grad_logits = logit_gradients(probabilities, target, mask)
+    grad_bias = grad_logits.sum(0)
+    grad_logits = grad_logits.to(block.dtype)  # the precision of the products
+    grad_weight = (grad_logits.t() @ block).to(sum_type)
+    return grad_logits @ weight, losses.sum(), is_hit.sum(), grad_weight, grad_bias
 
 
 def block_rows(latents: Tensor, vocab_size: int) -> int:

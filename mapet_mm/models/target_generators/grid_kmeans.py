@@ -11,7 +11,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
+from mapet_mm.models.target_generators.frozen_network import (
+    OWN_WEIGHTS,
+    build_frozen,
+    split_checkpoint,
+    weights_digest,
+)
 from mapet_mm.models.target_generators.tokenizer import Tokenizer, TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
@@ -98,19 +103,21 @@ class GridKMeans(Tokenizer):
             self._require_same_encoder(codebook)
 
     def _require_same_encoder(self, codebook: Codebook) -> None:
-        """Raise CodebookError if the codebook records another encoder than this one.
-
-        The name of the weights is not compared: their digest is. Nor is the precision.
-        """
+        """Raise CodebookError if the codebook records another encoder than this one, in any precision."""
         recorded = codebook.metadata
-        keys = [key for key in self.metadata if key in recorded and key not in ("weights", "precision")]
-        difference = explain({key: recorded[key] for key in keys}, {key: self.metadata[key] for key in keys})
+        now = {key: value for key, value in self.identity.items() if key in recorded and key != "precision"}
+        difference = explain({key: recorded[key] for key in now}, now)
         if difference:
             raise CodebookError(
                 f"codebook {codebook.digest[:12]} was fitted on another encoder ({difference}; weights "
                 f"{recorded.get('weights')}, now {self.metadata['weights']}): use that one, or fit another "
                 "codebook with `mapet-mm fit-codebook`"
             )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that decides the features: the metadata, but for the weights' name: their digest counts."""
+        return {key: value for key, value in self.metadata.items() if key != "weights"}
 
     @property
     def vocab_size(self) -> int:
@@ -123,7 +130,7 @@ class GridKMeans(Tokenizer):
         codebook = self._fitted()
         if "encoder_digest" in codebook.metadata:  # and it is this one
             return codebook.digest_at(self.precision)
-        return digest([codebook.digest, {k: v for k, v in self.metadata.items() if k != "weights"}])
+        return digest([codebook.digest, self.identity])
 
     @torch.no_grad()
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch grid dim"]:
@@ -166,8 +173,10 @@ class GridKMeans(Tokenizer):
         if isinstance(encoder, Mapping):
             config = canonical(split_checkpoint(encoder)[0])
             words = config.pop("type")
-            options = {k: "a file" if os.path.isfile(str(v)) else v for k, v in sorted(config.items())}
-            words += f"({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+            for option in OWN_WEIGHTS:  # files may move
+                if os.path.isfile(str(config.get(option))):
+                    config[option] = "a file"
+            words += f"({', '.join(f'{name}={value!r}' for name, value in sorted(config.items()))})"
         where = {"layer": self.layer, "num_extra_tokens": self.num_extra_tokens}
         return {"encoder": words, "weights": weights, **where}
 

@@ -5,7 +5,6 @@ The tower is open_clip's architecture without the text tower, with any weights.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zipfile
 from collections.abc import Mapping
@@ -251,19 +250,18 @@ def _tower_weights(file: str, is_fetched: bool) -> dict[str, Tensor]:
     Files that open_clip has fetched may be TorchScript archives, as OpenAI's are. To load one runs its code,
     which can write files, so no other file is loaded in this way.
     """
-    weights: Mapping[str, Tensor] | None = None
-    if is_fetched:
-        with contextlib.suppress(Exception):  # not an archive
-            weights = torch.jit.load(file, map_location="cpu").state_dict()
-    elif is_torchscript(file):
+    if not is_torchscript(file):
+        weights = read_weights(file)
+    elif is_fetched:
+        weights = torch.jit.load(file, map_location="cpu").state_dict()
+    else:
         raise TokenizerError(
             f"weights file `{file}` is a TorchScript archive, which can run code when it is loaded: give a "
             "tag of open_clip (OpenAI's files are looked for in ~/.cache/clip), or save its state dict"
         )
-    weights = weights or read_weights(file)
-    prefixes = {name.partition("visual.")[0] + "visual." for name in weights if "visual." in name}
+    prefixes = sorted({name.partition("visual.")[0] + "visual." for name in weights if "visual." in name})
     if len(prefixes) > 1:  # for example one that follows by momentum
-        names = ", ".join(f"`{prefix}`" for prefix in sorted(prefixes))
+        names = ", ".join(f"`{prefix}`" for prefix in prefixes)
         raise TokenizerError(f"weights file `{file}` has {len(prefixes)} towers ({names}): save one alone")
-    prefix = "".join(prefixes)
+    prefix = prefixes[0] if prefixes else ""  # of a tower alone
     return {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapet_mm.models.data_preprocessors.color_jitter import BatchColorJitter
 from mapet_mm.models.data_preprocessors.data_preprocessor import (
+    PixelRange,
     PixelRangeError,
     TokenGridDataPreprocessor,
-    check_pixel_range,
 )
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.fit_and_extract import run_fit_codebook
@@ -211,8 +211,8 @@ DIVIDED = PIXELS / 255
 def test_images_of_the_range_that_is_meant_are_taken(images, numbers):
     preprocessor = torch.nn.Module()
     preprocessor.mean, preprocessor.std = map(torch.tensor, numbers.values())
-    check_pixel_range(preprocessor, images)
-    check_pixel_range(torch.nn.Identity(), images)
+    PixelRange().check(images, preprocessor)
+    PixelRange().check(images, torch.nn.Identity())
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,14 @@ def test_features_of_a_vit_of_hugging_face_are_its_hidden_states(layer, tmp_path
     assert "a file" not in ours.metadata["encoder"]
 
 
+def test_an_encoder_is_the_same_in_a_folder_that_has_a_file_of_an_options_name(tmp_path, monkeypatch):
+    config = dict(type="mapet_mm.MaPeTViT", out_type="raw", **OWN)
+    before = GridKMeans(config, 24, random_seed=0).identity
+    (tmp_path / "raw").touch()
+    monkeypatch.chdir(tmp_path)
+    assert GridKMeans(config, 24, random_seed=0).identity == before
+
+
 def test_features_of_an_own_pre_training_are_the_backbones(tmp_path):
     """Of a checkpoint as the runner writes it, with mask token and head."""
     vit = MaPeTPretrainViT(cutting_point=10, **OWN)

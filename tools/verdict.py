@@ -14,11 +14,15 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from command_line import add_cache_option, described_parser
 
 from mapet_mm.utils.commands import add_class_options, add_workers_option
 from mapet_mm.utils.errors import one_line_errors
+
+if TYPE_CHECKING:
+    from mapet_mm.utils.run_folder import Run
 
 
 def parse_args() -> argparse.Namespace:
@@ -39,12 +43,40 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def enter_run(args: argparse.Namespace) -> Run | None:
+    """Go into a RUN, to which its paths are relative, and make those of the arguments absolute.
+
+    Returns:
+        RUN as it is seen from there; None if MODEL is none.
+    """
+    from mapet_mm.utils.run_folder import TESTED, Run
+
+    args.cache = args.cache.absolute()
+    args.out = args.out and args.out.absolute()
+    args.labels = args.labels and args.labels.absolute()
+    if args.groups and not args.groups.isdecimal():  # no level of folders
+        args.groups = os.path.abspath(args.groups)
+    if not Path(args.model, TESTED).is_file():
+        return None
+    args.data = absolute(args.data)
+    args.checkpoint = absolute(args.checkpoint)
+    args.start = args.start and [absolute(word) for word in args.start]
+    os.chdir(args.model)
+    args.model = "."
+    return Run(Path())
+
+
+def absolute(word: str | None) -> str | None:
+    """The absolute path of a file or folder that is there; another word, such as a model's name, as it is."""
+    return os.path.abspath(word) if word and os.path.exists(word) else word
+
+
 @one_line_errors
 def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
+    from mapet_mm.cli.run_report import choice_words, method_words, report_of_run, token_accuracy_of
     from mapet_mm.cli.verdict import drop_skipped, takes_other_classes, with_other_classes
     from mapet_mm.evaluation.image_sets import read_image_sets
     from mapet_mm.evaluation.models import RANDOM, load_model
@@ -52,28 +84,19 @@ def main() -> None:
     from mapet_mm.interop.model_card import add_verdict
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, run_alone
-    from mapet_mm.utils.run_folder import PRETRAINING, TESTED, VERDICT, Run
+    from mapet_mm.utils.run_folder import PRETRAINING, REPORT, VERDICT, Run
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import write_report
 
     run_alone()
     choose_device()
     MMLogger.get_instance("verdict", log_level="WARNING")  # MMEngine logs initialisations
-    is_run = Path(args.model, TESTED).is_file()
-    run = Run(Path())
+    run = enter_run(args)
     accuracy = None
-    args.cache = args.cache.absolute()
-    args.out = args.out and args.out.absolute()
-    args.labels = args.labels and args.labels.absolute()
-    if args.groups and not args.groups.isdecimal():  # no level of folders
-        args.groups = os.path.abspath(args.groups)
-    if is_run:
-        if args.data and Path(args.data).exists():
-            args.data = os.path.abspath(args.data)
-        os.chdir(args.model)  # to which a RUN's paths are relative
-        args.model = "."
+    if run:
         drop_skipped(run)
-        accuracy = token_accuracy_of(run)
+        if not args.checkpoint:
+            accuracy = token_accuracy_of(run)  # of the last weights
 
     result = load_model(args.model, args.checkpoint)
     declared = result.config
@@ -82,7 +105,7 @@ def main() -> None:
         declared = with_other_classes(declared, run, **sources)
         sources.clear()
     loaded = {RESULT: result}
-    start = load_model(*args.start) if args.start else load_model(PRETRAINING if is_run else args.model)
+    start = load_model(*args.start) if args.start else load_model(PRETRAINING if run else args.model)
     if not start.is_random and start.digest != result.digest:
         loaded[START] = start
     loaded[RANDOM] = load_model(args.model, args.checkpoint, random=True)
@@ -91,21 +114,19 @@ def main() -> None:
         declaring = model.config if args.start and name == START and args.data else declared
         models[name] = (model, read_image_sets(declaring, args.data, workers=args.workers, **sources))
     verdict = judge(models, args.cache, accuracy)
-    about_method = method_words(run) if is_run else ""
-    if about_method:
-        verdict = replace(verdict, sentence=f"{verdict.sentence} {about_method}")
+    if run:
+        about_choice = "" if args.data else choice_words(args.checkpoint)
+        sentences = [verdict.sentence, about_choice, method_words(run)]
+        verdict = replace(verdict, sentence=" ".join(filter(None, sentences)))
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         replace_json(args.out / VERDICT, verdict.as_json())
-        print(f"wrote {args.out / 'verdict.json'}")
-    if args.out and is_run:
-        page = write_report(
-            args.out / "report.html",
-            report_of_run(run, verdict, loaded, models[RESULT][1], args.cache),
-        )
-        print(f"wrote {page} (open it in a browser)")
-        if args.out == Path().absolute():  # the model cards in RUN
+        print(f"wrote {args.out / VERDICT}")
+    if args.out and run:
+        report = report_of_run(run, verdict, loaded, models[RESULT][1], args.cache)
+        print(f"wrote {write_report(args.out / REPORT, report)} (open it in a browser)")
+        if args.out == Path().absolute() and not args.checkpoint:  # the cards of RUN's exports
             add_verdict(Run(args.out))
 
 

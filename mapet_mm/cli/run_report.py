@@ -58,6 +58,13 @@ def method_words(run: Run) -> str:
     )
 
 
+def choice_words(checkpoint: str | None) -> str:
+    """A sentence about weights that were chosen on the images of a RUN's verdict; none about others."""
+    if not checkpoint or Path(checkpoint).name != BEST:
+        return ""
+    return "These weights were chosen by k-NN on images that are tested here, so their figures are too good."
+
+
 def report_of_run(
     run: Run,
     verdict: Verdict,

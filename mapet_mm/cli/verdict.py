@@ -16,7 +16,7 @@ from mapet_mm.datasets.classes import classes_of, read_labels  # noqa: F401
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import draw_share, groups_in_turn, groups_of, shuffled_classes
 from mapet_mm.evaluation.image_sets import SECTION
-from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, suiting_k, too_few_voters
+from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, SHOTS, suiting_k, too_few_voters
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.atomic_files import replace_file
@@ -41,13 +41,11 @@ MOST = 10_000  # images that are held out, and images that vote
 LEAST_GROUPS = 10
 MOST_OF_GROUPS = 0.2
 LEAST = 50  # images, for a verdict
-FEWEST = (
-    5  # tested images (groups, if there are any) with others of their class to vote, for a verdict by labels
-)
+# Tested images, or groups of them, with others of their class to vote, for a verdict by labels.
+FEWEST = 5
 FEWEST_TESTED = 100  # images, however short the training
 # Images that vote, in the verdict and during the training, so that k is the same in both.
 FEWEST_VOTING = 10 * NEIGHBOURS
-SHOTS = 10  # labels a class
 PROBES = 10  # of k-NN, during the training
 MOST_PROBED = 2_000
 
@@ -60,35 +58,60 @@ def write_lists(args: PretrainOptions, names: Sequence[str]) -> list[str]:
         return [f"verdict: none, which would take {LEAST} images"]
     groups, about_groups = groups_of(args.groups, names)
     classes, words = classes_of(args.labels, names, args.class_level, groups)
-    # Of several copies of an image one is drawn, and the others go where it goes; but groups stay whole.
-    original = originals(names, args.images, classes)
-    distinct = {name for name in names if original[name] == name}
-    if len(distinct) < len(names):
-        whither = "are neither tested nor vote" if groups else "stay on their side"
-        words += f"; copies of other images, which {whither}: {len(names) - len(distinct)}"
-    drawn = hold_out(distinct.intersection(classes or distinct), classes, args.seed, groups)
-    if not drawn:
+    split = split_images(names, args.images, classes, groups, args.seed)
+    if not split.held_out:
         return [f"verdict: none, because each group is too large to be held out; {about_groups}"]
-    together = groups or original
-    drawn_groups = {together[name] for name in drawn}
-    held_out = [name for name in names if together[name] in drawn_groups]
-    trained = [name for name in names if together[name] not in drawn_groups]
-    voters = distinct.intersection(trained)
-    seen = {original[name] for name in trained}
-    unseen = [name for name in drawn if name not in seen]
-    images = verdict_images(voters, unseen, classes, args.epochs * len(names), args.seed, groups)
-    for file, listed in ((TRAINED, trained), (HELD_OUT, held_out)):
+    num_passed = args.epochs * len(names)
+    images = verdict_images(split.voters, split.testable, classes, num_passed, args.seed, groups)
+    for file, listed in ((TRAINED, split.trained), (HELD_OUT, split.held_out)):
         replace_file(args.run / file, "\n".join(sorted(listed)).encode())
     images.write(args.run, VOTING, TESTED)
-    how_many = f"{len(held_out)} images"
+    how_many = f"{len(split.held_out)} images"
+    if split.num_copies:
+        whither = "are neither tested nor vote" if groups else "stay on their side"
+        words += f"; copies of other images, which {whither}: {split.num_copies}"
     if groups:
         write_groups(args.run / GROUPS, groups)
-        how_many += f", {len(drawn_groups)} whole groups,"
+        how_many += f", {len({groups[name] for name in split.held_out})} whole groups,"
         words = f"{about_groups}; {words}"
     return [
         f"verdict: {how_many} are held out of the pre-training, {images.words}; {words} "
         "(--no-verdict trains on all)"
     ]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The images that are trained on and those that are held out, and whom of them a verdict may take."""
+
+    trained: Sequence[str]
+    held_out: Sequence[str]
+    voters: Collection[str]  # of the trained ones
+    testable: Sequence[str]  # of the held-out ones, in random order
+    num_copies: int  # of other images
+
+
+def split_images(
+    names: Sequence[str],
+    folder: Path,
+    classes: Mapping[str, str] | None,
+    groups: Mapping[str, str] | None,
+    seed: int,
+) -> Split:
+    """Hold images out: none if each group is too large.
+
+    Of several copies of an image one is drawn, and the others go where it goes; but groups stay whole.
+    """
+    original = originals(names, folder, classes)
+    distinct = {name for name in names if original[name] == name}
+    drawn = hold_out(distinct.intersection(classes or distinct), classes, seed, groups)
+    together = groups or original
+    out = {together[name] for name in drawn}
+    trained = [name for name in names if together[name] not in out]
+    held_out = [name for name in names if together[name] in out]
+    seen = {original[name] for name in trained}
+    testable = [name for name in drawn if name not in seen]
+    return Split(trained, held_out, distinct.intersection(trained), testable, len(names) - len(distinct))
 
 
 def write_groups(file: Path, groups: Mapping[str, str]) -> None:

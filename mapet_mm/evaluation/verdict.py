@@ -16,7 +16,7 @@ from mapet_mm.datasets.copies import first_copies
 from mapet_mm.evaluation.extraction import require_few_left_out, take_features
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet, check_labels
-from mapet_mm.evaluation.metrics.neighbours import nearest, suiting_k, too_few_voters
+from mapet_mm.evaluation.metrics.neighbours import SHOTS, nearest, suiting_k, too_few_voters
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Model
 from mapet_mm.evaluation.protocol import Evaluated
@@ -28,7 +28,6 @@ from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"
 START = "its start"
-SHOTS = 10  # labels a class
 FEW = 20  # images or groups; of fewer, a bootstrapped interval is too narrow
 FEWEST_GROUPS = 5  # to be tested, for a verdict by labels
 ALIKE = 0.99  # cosine of near-twins, such as neighbouring slices or frames

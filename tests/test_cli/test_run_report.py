@@ -5,6 +5,7 @@ import io
 import json
 import re
 import runpy
+import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,7 @@ from starts import save_timm
 
 from mapet_mm.cli import pretrain as command
 from mapet_mm.cli.pretrain import parse_args, pretrain
+from mapet_mm.cli.run_report import choice_words
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.run_folder import INIT
 from mapet_mm.visualization import report as pages
@@ -81,7 +83,7 @@ def run(tmp_path_factory) -> Path:
     changed = {name: value + 0.1 * torch.randn(value.shape) for name, value in weights.items()}
     write_scalars(run / "training")
     write_weights(run / f"training/epoch_{EPOCHS}.pth", changed, meta)
-    (run / "training/best_knn.pth").touch()
+    shutil.copy(run / f"training/epoch_{EPOCHS}.pth", run / "training/best_knn.pth")
     return run
 
 
@@ -185,6 +187,22 @@ def test_other_classes_are_judged_without_another_training(run, monkeypatch, cap
     assert len(tested) == 6
     assert all(int(re.findall(r"[0-9]+", line)[-2]) % 2 == int(line[-1]) for line in tested)
     assert (run / "verdict_val.txt").read_text() == before
+
+
+def test_a_verdict_on_the_best_probes_weights_says_that_they_were_chosen_so(run, monkeypatch, capsys):
+    """Here they are the last ones. Their path is relative to where the command is given."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.chdir(run.parent)
+    printed = []
+    for file in ("best_knn.pth", f"epoch_{EPOCHS}.pth"):
+        run_tool(monkeypatch, "verdict.py", "run", f"run/training/{file}", "--cache", run / "features")
+        printed.append(capsys.readouterr().out.partition("\nmeasure ")[2])
+        monkeypatch.chdir(run.parent)
+    chosen = f" {choice_words('best_knn.pth')}"
+    assert "chosen by k-NN on images that are tested here" in chosen
+    assert printed[0].count(chosen) == 1
+    assert printed[0].replace(chosen, "") == printed[1]
+    assert "token accuracy" not in printed[1]  # that of the last weights, whichever were named
 
 
 def test_names_are_escaped_and_the_page_loads_nothing(written):

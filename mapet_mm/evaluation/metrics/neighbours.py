@@ -16,6 +16,7 @@ COLUMNS = 2**14
 NEIGHBOURS = 20  # DINO's k
 VOTERS_A_CLASS = 3  # on average, without which there is no figure
 ENOUGH_VOTERS = 1000  # of however many classes: a low figure, but one that differs between models
+SHOTS = 10  # labels a class, of a verdict's second figure
 
 
 def suiting_k(num_voters: int) -> int:

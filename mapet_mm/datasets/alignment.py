@@ -168,20 +168,25 @@ def _wrong_share(
     pipeline: Compose, view: Compose | None, grid: tuple[int, int], info: dict, files: tuple, seed: int
 ) -> float | None:
     """Share of the samples that are not what their tokens stand for; None if too few can be read."""
-    (arrived, *others), ids = _differences(pipeline, info, files, seed)
+    views, ids = _differences(pipeline, info, files, seed)
+    arrived = views[0]
+    # What the tokenizer sees, and the place in it that each token stands for.
     if view is not None:
-        others, _ = _differences(view, info, files, seed)
-    elif len(others) == 1:
+        tokenized = _differences(view, info, files, seed)[0][0]
+    elif len(views) == 2:  # of an online tokenizer, whose tokens are as they are made
+        tokenized = views[1]
         ids = np.arange(grid[0] * grid[1]).reshape(grid)
-    if not others or ids is None:
+    else:
         return 0.0  # one view and no tokens: nothing to compare
+    if ids is None:
+        return 0.0
     rows, columns = ids.shape
     if arrived.shape[0] * columns != arrived.shape[1] * rows:
         raise ValueError(f"{arrived.shape[0]} x {arrived.shape[1]} px arrive with {rows} x {columns} tokens")
-    pixels = min(arrived.shape[0] // rows, others[0].shape[0] // grid[0])  # per side of a patch
+    pixels = min(arrived.shape[0] // rows, tokenized.shape[0] // grid[0])  # per side of a patch
     num_samples = max(1, min(SAMPLES, pixels // PIXELS_OF_A_SAMPLE))
     shown = _samples(arrived, ids.shape, num_samples)
-    expected = _samples(others[0], grid, num_samples)[ids.ravel()]
+    expected = _samples(tokenized, grid, num_samples)[ids.ravel()]
     readable = _is_readable(shown) & _is_readable(expected)
     if readable.mean() < 0.25:
         return None

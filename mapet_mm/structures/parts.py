@@ -341,7 +341,7 @@ class Parts:
             skipped.update(self.skipped_in(part))
         return skipped
 
-    def find(self, row: int, key: bytes | None = None) -> tuple[TensorFile | None, int]:
+    def file_of(self, row: int, key: bytes | None = None) -> tuple[TensorFile | None, int]:
         """The open file that has a row, and the row's state; None, and PENDING, if there is no such file yet.
 
         A part in which the row is not written is opened again: another process may have replaced it. A part
@@ -371,7 +371,7 @@ class Parts:
 
         A smaller array gets the piece of the row that begins after `skip` bytes.
         """
-        file, state = self.find(row)
+        file, state = self.file_of(row)
         if state != WRITTEN:
             return False
         file.read_row(self.kind, row % self.part_rows, out, skip)

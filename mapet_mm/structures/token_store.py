@@ -202,7 +202,7 @@ class TokenStore:
         row = self.names.find(key)
         if row is None:
             raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {EXTRACT} on it")
-        file, state = self.parts.find(row, key)
+        file, state = self.parts.file_of(row, key)
         if state != WRITTEN:
             raise self._missing_tokens(name, file, state)
         grid = np.empty(self.grid, self.dtype)

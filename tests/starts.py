@@ -11,7 +11,7 @@ from mmengine.config import Config
 
 from mapet_mm.interop.description import ContinuedViT, Preparation
 from mapet_mm.interop.export import write_export
-from mapet_mm.models import MaPeTPretrainTIMM
+from mapet_mm.models import MaPeTPretrainTIMM, MaPeTPretrainViT
 from mapet_mm.weight_files import write_weights
 
 SIDE = 32
@@ -106,12 +106,32 @@ def save_run(kind: str, run: Path, **options: object) -> MaPeTPretrainTIMM:
         sizes=dict(patch_size=sizes["patch_size"], embed_dims=sizes["embed_dim"], num_extra_tokens=1),
     )
     exports = asdict(known)
+    network = dict(type="mapet_mm.MaPeTPretrainTIMM", model_name=name, cutting_point=8, **sizes)
+    init_cfg = dict(type="Pretrained", checkpoint="init.pth", prefix="backbone.")
+    preprocessor = dict(mean=[120.0, 118.0, 104.0], std=[58.0, 57.0, 56.0], to_rgb=True)
     weights = {f"backbone.{key}": value for key, value in vit.state_dict().items()}
     weights["head.projection.bias"] = torch.zeros(3)
     trained = dict(work_dir="training", train_cfg=dict(max_epochs=10), exports=exports)
-    Config(trained).dump(run / "pretrain.py")
+    trained["model"] = dict(type="mapet_mm.MaPeT", backbone=dict(network, init_cfg=init_cfg))
+    Config(dict(trained, data_preprocessor=preprocessor)).dump(run / "pretrain.py")
     older = {key: torch.zeros_like(value) for key, value in weights.items()}
+    start = {key: value / 2 for key, value in weights.items()}
+    write_weights(run / "init.pth", start, dict(exports=exports))
     write_weights(run / "training/epoch_9.pth", older, dict(exports=exports))
     write_weights(run / "training/epoch_10.pth", weights, dict(exports=exports))
     write_export(run / "timm", "timm", weights, dict(exports=exports))
+    return vit
+
+
+def save_own_run(run: Path, depth: int = 2) -> MaPeTPretrainViT:
+    """Write what a RUN of MaPeT's own ViT has of it, and return the training's backbone."""
+    arch = dict(embed_dims=24, num_layers=depth, num_heads=3, feedforward_channels=24)
+    network = dict(arch=arch, img_size=SIDE, patch_size=8, cutting_point=3)
+    vit = randomise(MaPeTPretrainViT(**network))
+    weights = {f"backbone.{key}": value for key, value in vit.state_dict().items()}
+    write_weights(run / "training/epoch_2.pth", weights)
+    trained = dict(work_dir="training", train_cfg=dict(max_epochs=2))
+    trained["model"] = dict(type="mapet_mm.MaPeT", backbone=dict(type="mapet_mm.MaPeTPretrainViT", **network))
+    trained["data_preprocessor"] = dict(mean=[120.0, 118.0, 104.0], std=[58.0, 57.0, 56.0], to_rgb=True)
+    Config(trained).dump(run / "pretrain.py")
     return vit

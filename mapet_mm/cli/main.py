@@ -2,12 +2,17 @@
 
 import os
 import sys
+from importlib import import_module
 
 from mapet_mm.dependencies import version_report
 from mapet_mm.utils.commands import PACKAGE, TOOLS, tool_command
 from mapet_mm.utils.errors import one_line_errors
 
-PRETRAIN = "a folder of images -> a pre-trained ViT, in one command"
+# Commands of several stages, each of which is a tool.
+JOBS = {
+    "pretrain": "a folder of images -> a pre-trained ViT, in one command",
+    "finetune": "a pre-trained ViT + your labels -> a trained model, and what the pre-training was worth",
+}
 USAGE = """usage: mapet-mm COMMAND [arguments]     (mapet-mm COMMAND --help lists them)
        mapet-mm --version               (versions of all libraries, for a bug report)
 
@@ -34,20 +39,19 @@ def main(arguments: list[str] | None = None) -> None:
         print(usage())
     elif name == "--version":
         print(version_report())
-    elif name == "pretrain":
-        from mapet_mm.cli.pretrain import main as pretrain
-
-        pretrain([*words[1:], *(["--processes", processes] if processes else [])])
+    elif name in JOBS:
+        run_job = import_module(f"mapet_mm.cli.{name}").main
+        run_job([*words[1:], *(["--processes", processes] if processes else [])])
     elif name in TOOLS:
         command = tool_command(name, words[1:], processes)
         os.execv(command[0], command)
     else:
-        sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join(['pretrain', *TOOLS])}")
+        sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join([*JOBS, *TOOLS])}")
 
 
 def usage() -> str:
     """All commands, a line each."""
-    lines = [f"  {'pretrain':20}{PRETRAIN}"]
+    lines = [f"  {name:20}{purpose}" for name, purpose in JOBS.items()]
     for name, (_, purpose) in TOOLS.items():
         lines.append(f"  {name:20}{purpose}")
     return USAGE.format(commands="\n".join(lines), package=PACKAGE)

@@ -17,9 +17,15 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from mapet_mm.datasets.pipelines import find_step, leaf_datasets, own_randomness, pipeline_steps
-from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.datasets.transforms.labels import (
+    IGNORED,
+    GreyLabels,
+    LabelFileError,
+    MapLabels,
+    one_channel,
+)
+from mapet_mm.utils.errors import reason_of
 
-IGNORED = 255
 SAMPLE = 33  # label files of a dataset that are looked at: the first, the last, and some in between
 EIGHT_BITS = ("1", "L", "P", "LA", "RGB", "RGBA")  # Pillow's modes
 # What steps of these libraries do to labels is known; one from elsewhere may make class indices of colours.
@@ -29,10 +35,6 @@ DIVIDE = (
     '"import glob, PIL.Image as I; '
     "[I.open(p).convert('L').point(lambda v: v // 255).save(p) for p in glob.glob('*.png')]\""
 )
-
-
-class LabelFileError(UserError, ValueError):
-    """A label file is not what the model would learn from, or be measured by."""
 
 
 class OneClassError(LabelFileError):
@@ -113,15 +115,6 @@ def nothing_to_learn(reader: LabelReader, found: set[int], classes: Classes) -> 
     return only
 
 
-class GreyLabels:
-    """A pipeline's step: labels of three equal channels, as some programs save grey images, get one."""
-
-    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
-        if "gt_seg_map" in results:
-            results["gt_seg_map"] = one_channel(results["gt_seg_map"], results["seg_map_path"])
-        return results
-
-
 def read_grey_labels(dataset: Dataset) -> None:
     """Let the pipelines of a dataset read label files of three equal channels, in place.
 
@@ -161,6 +154,7 @@ class LabelReader:
         self.dataset = dataset
         self.image_step = find_step(dataset.pipeline, LoadImageFromFile)
         self.label_step = label_step_of(dataset.pipeline)
+        self.map_step = find_step(dataset.pipeline, MapLabels)
         libraries = {type(step).__module__.partition(".")[0] for step in pipeline_steps(dataset.pipeline)}
         self.has_own_steps = not libraries <= set(KNOWN)
 
@@ -180,13 +174,15 @@ class LabelReader:
                 info = self.image_step(info) or info
         labels = self._read(info)
         require_size(labels, info, path)
-        file = self._open(path)
+        file = self.open(path)
         if file is not None and type(self.label_step).__module__.startswith("mmseg."):
             require_eight_bits(file, path)
         if self.has_own_steps:
             return self._arrived(index, path)
         if file is not None:
             require_indices(file, labels, path)
+        if self.map_step is not None:
+            return self.map_step.indices(labels, path)
         return one_channel(labels, path)
 
     def _read(self, info: dict[str, Any]) -> Shaped[np.ndarray, "height width *channel"]:
@@ -211,7 +207,7 @@ class LabelReader:
             ) from error
         return arrived_labels(sample, path)
 
-    def _open(self, path: str) -> Image.Image | None:
+    def open(self, path: str) -> Image.Image | None:
         """A label file as Pillow reads it; None if only another reader knows its format."""
         content = fileio.get(path, backend_args=self.label_step.backend_args)
         try:
@@ -256,21 +252,6 @@ def require_size(
             f"label file `{path}` has {height} x {width} pixels and its image `{info.get('img_path')}` "
             f"{image_size[0]} x {image_size[1]} (height x width): label each pixel of the image"
         )
-
-
-def one_channel(
-    labels: Shaped[np.ndarray, "height width *channel"], path: str
-) -> Shaped[np.ndarray, "height width"]:
-    """Labels without channels: three equal ones are grey; LabelFileError for colours."""
-    if labels.ndim == 2:
-        return labels
-    channels = labels.shape[2]
-    if channels == 3 and np.all(labels == labels[..., :1]):
-        return labels[..., 0]
-    kind = "colours" if channels == 3 else f"{channels} channels"
-    raise LabelFileError(
-        f"label file `{path}` has {kind}: save a class index of each pixel (one channel, or a palette)"
-    )
 
 
 def arrived_labels(sample: Mapping[str, Any], path: str) -> Shaped[np.ndarray, "height width"]:

@@ -260,21 +260,21 @@ def share_of_copies(images: Mapping[str, ImageSet]) -> float:
     return float(np.mean([index < num_voters for index in first[num_voters:]]))
 
 
-def sentence_of(gain: Gain, compared_with: str) -> str:
-    """The verdict in words."""
+def sentence_of(gain: Gain, compared_with: str, figure: str = "k-NN") -> str:
+    """The verdict in words, by a figure in percent."""
     low, high = gain.interval
     if low > 0:
         return (
-            f"Pre-training gains {gain.points:.1f} points of k-NN ({low:.1f} to {high:.1f}) over "
+            f"Pre-training gains {gain.points:.1f} points of {figure} ({low:.1f} to {high:.1f}) over "
             f"{compared_with}."
         )
     if high < 0:
         return (
-            f"Worse: pre-training loses {-gain.points:.1f} points of k-NN ({-high:.1f} to {-low:.1f}) "
+            f"Worse: pre-training loses {-gain.points:.1f} points of {figure} ({-high:.1f} to {-low:.1f}) "
             f"against {compared_with}."
         )
     other = "the start's weights" if compared_with == START else compared_with
-    return f"No gain seen over {other} (k-NN {gain.points:+.1f} points, {low:+.1f} to {high:+.1f})."
+    return f"No gain seen over {other} ({figure} {gain.points:+.1f} points, {low:+.1f} to {high:+.1f})."
 
 
 def label_free_measures(evaluated: Mapping[str, Evaluated]) -> list[Measure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -136,6 +137,20 @@ def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mappin
         has_weights = isinstance(node, Mapping) and "checkpoint" in node
         if has_weights and class_of(node.get("type"), WEIGHT_INITIALIZERS) is pretrained:
             yield name, node
+
+
+def as_python(value: Any) -> str:
+    """A value as configs have it.
+
+    Examples:
+        >>> as_python(dict(type="Pretrained", steps=[1, None]))
+        'dict(type="Pretrained", steps=[1, None])'
+    """
+    if isinstance(value, Mapping):
+        return f"dict({', '.join(f'{name}={as_python(each)}' for name, each in value.items())})"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_python, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def shell_command(cfg: Config, words: Iterable[str | os.PathLike]) -> str:

@@ -72,7 +72,7 @@ class Option:
         kind: of its value.
         meaning: for the help and the pages; without the default.
         default: in words, if the field's default does not say it.
-        metavar: stands for the value in the help.
+        metavar: stands for the value in the help; or a word for each of several values.
         is_positional: given without its name on a command line.
         num_values: of an option of several values, which are a tuple; "+" for one or more.
         recorded: if what was made keeps the value, with which it must be continued: "never" if it does not
@@ -196,7 +196,9 @@ def _add(parser: argparse.ArgumentParser, one: NamedOption) -> None:
     if not one.metavar:
         parser.add_argument(one.flag, action="store_true", **settings)
         return
-    settings.update(metavar=one.metavar, nargs=one.option.num_values)
+    of_each = tuple(one.metavar.split())
+    metavar = of_each if len(of_each) == one.option.num_values else one.metavar
+    settings.update(metavar=metavar, nargs=one.option.num_values)
     if one.option.is_positional:
         parser.add_argument(one.name, **settings)
     elif one.default is MISSING:

@@ -2,14 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 
-from mapet_mm.utils.config import read_config
+from mapet_mm.utils.config import as_python, read_config
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import IDENTITY
 
@@ -140,7 +139,7 @@ class Run(os.PathLike):
                 out_type="featmap",
                 init_cfg=dict(type="Pretrained", checkpoint=str(self.checkpoint), prefix="backbone."),
             )
-        return f"backbone={_as_python(backbone)}"
+        return f"backbone={as_python(backbone)}"
 
     @property
     def verdict(self) -> dict[str, Any] | None:
@@ -152,10 +151,3 @@ class Run(os.PathLike):
     def report(self) -> Path:
         """The page with the verdict, curves and pictures."""
         return self / REPORT
-
-
-def _as_python(value: Any) -> str:
-    """A value as configs have it."""
-    if isinstance(value, Mapping):
-        return f"dict({', '.join(f'{name}={_as_python(each)}' for name, each in value.items())})"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mapet_mm import __version__
-from mapet_mm.cli.main import PACKAGE, main
+from mapet_mm.cli.main import JOBS, PACKAGE, main
 from mapet_mm.dependencies import LIBRARIES
 from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.utils.commands import TOOLS
@@ -38,7 +38,7 @@ def test_a_command_becomes_its_tool(started):
 
 HELP = """
 import os, runpy, sys
-from mapet_mm.cli.main import main
+from mapet_mm.cli.main import JOBS, main
 from mapet_mm.utils.commands import TOOLS
 
 def run_here(program, command):
@@ -47,7 +47,7 @@ def run_here(program, command):
     runpy.run_path(command[1], run_name="__main__")
 
 os.execv = run_here
-for words in ([], ["pretrain"], *([name] for name in TOOLS)):
+for words in ([], *([name] for name in (*JOBS, *TOOLS))):
     print("\\n## help of", *words)
     try:
         main([*words, "--help"])
@@ -65,10 +65,10 @@ def test_help_is_there_at_once():
     assert "tools/" not in done.stdout.replace("tools/dist_", "").replace("tools/slurm_", "")
     _, *helps = done.stdout.split("\n## help of")
     shown = dict(text.split("\n", 1) for text in helps)
-    assert [name.strip() for name in shown] == ["", "pretrain", *TOOLS]
+    assert [name.strip() for name in shown] == ["", *JOBS, *TOOLS]
     for name, text in shown.items():
         assert text.startswith(f"usage: mapet-mm{name.rstrip()}")
-    assert all(f"\n  {name} " in shown[""] for name in ("pretrain", *TOOLS))
+    assert all(f"\n  {name} " in shown[""] for name in (*JOBS, *TOOLS))
 
 
 def test_the_versions_of_all_libraries_are_one_block(capsys):
@@ -81,16 +81,17 @@ def test_the_versions_of_all_libraries_are_one_block(capsys):
     assert {"Python", "mmcv", "mmpretrain", "mmseg", "timm", "open_clip", "faiss"} <= versions.keys()
 
 
-def test_pretrain_runs_in_this_process(started, monkeypatch):
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_of_several_stages_runs_in_this_process(job, started, monkeypatch):
     given = []
-    monkeypatch.setattr("mapet_mm.cli.pretrain.main", given.append)
-    main(["--processes", "2", "pretrain", "DIR", "--epochs", "3"])
+    monkeypatch.setattr(f"mapet_mm.cli.{job}.main", given.append)
+    main(["--processes", "2", job, "DIR", "--epochs", "3"])
     assert given == [["DIR", "--epochs", "3", "--processes", "2"]]
     assert not started
 
 
 def test_a_mistyped_command_is_refused_in_one_line():
-    with pytest.raises(SystemExit, match="no command 'pretrian': pretrain,"):
+    with pytest.raises(SystemExit, match="no command 'pretrian': pretrain, finetune,"):
         main(["pretrian"])
 
 

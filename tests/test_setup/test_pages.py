@@ -16,6 +16,7 @@ from mmpretrain.registry import MODELS
 from private_attributes import TEST_MODULES
 
 import mapet_mm
+from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.utils.options import options_table
 
@@ -131,6 +132,11 @@ def test_the_notebook_is_its_page():
 def test_the_options_of_pretrain_are_those_of_the_command():
     page = (ROOT / "docs/pretrain.md").read_text()
     assert options_table(PretrainOptions) in page, "`python -m mapet_mm.cli.options` prints the table"
+
+
+def test_the_options_of_finetune_are_those_of_the_command():
+    page = (ROOT / "docs/your_labels.md").read_text()
+    assert page.endswith(options_table(FinetuneOptions)), "`python -m mapet_mm.cli.finetuning.options`"
 
 
 def test_the_readmes_python_runs(monkeypatch):

@@ -1,0 +1,1 @@
+"""`mapet-mm finetune`: the labels, what they are split into, and the configs of the trainings."""

@@ -1,0 +1,98 @@
+"""What a pre-training is worth for a task: the same training from it, from its start, from random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int64, Shaped
+
+from mapet_mm.evaluation.models import RANDOM
+from mapet_mm.evaluation.tables import TAILS
+from mapet_mm.evaluation.verdict import (
+    FEWEST_GROUPS,
+    RESULT,
+    START,
+    Gain,
+    Interval,
+    Measure,
+    Verdict,
+    sentence_of,
+)
+
+DRAWS = 10_000  # of a bootstrap: its ends are then certain to a thirtieth of their distance
+AT_ONCE = 500
+
+
+def judge_task(
+    measure: str,
+    sums: Mapping[str, Float[np.ndarray, "image 2 class"]],
+    groups: Sequence[str] | None = None,
+) -> Verdict:
+    """Compare trainings on the same labels by the images that none was trained on.
+
+    Args:
+        measure: 'top-1 (%)' or 'mIoU (%)'.
+        sums: by what a training started from, `RESULT` and perhaps others: what each image adds to the
+                figure, numerators and denominators by class; see `mapet_mm.evaluation.metrics.ByImage`.
+        groups: of the images, whole ones of which are drawn for intervals.
+    """
+    drawn_by = np.arange(len(sums[RESULT]))
+    num_groups = None
+    if groups is not None:
+        names, numbers = np.unique(groups, return_inverse=True)
+        num_groups = len(names)
+        if num_groups >= FEWEST_GROUPS:
+            drawn_by = numbers
+    drawn = {name: drawn_figures(own, drawn_by) for name, own in sums.items()}
+    values = {name: figure(own.sum(0)) for name, own in sums.items()}
+    intervals = {name: _middle(figures) for name, figures in drawn.items()}
+    compared_with = START if START in sums else RANDOM
+    gain = None
+    if compared_with in sums:
+        points = values[RESULT] - values[compared_with]
+        gain = Gain(points, _middle(drawn[RESULT] - drawn[compared_with]))
+    line = Measure(measure, values, intervals, gain)
+    sentence = _sentence(line, compared_with)
+    if num_groups is not None and num_groups < FEWEST_GROUPS:
+        sentence += (
+            f" The held-out images are of {num_groups} groups, too few to draw: intervals are over images, "
+            "and say nothing of other groups."
+        )
+        num_groups = None
+    return Verdict(compared_with, [line], sentence, len(sums[RESULT]), num_groups)
+
+
+def figure(sums: Shaped[np.ndarray, "*draw 2 class"]) -> Shaped[np.ndarray, "*draw"]:
+    """The mean over the classes that occur of numerator by denominator, in percent."""
+    with np.errstate(invalid="ignore"):
+        ratios = 100 * sums[..., 0, :] / sums[..., 1, :]
+    return np.nanmean(ratios, axis=-1)
+
+
+def drawn_figures(
+    sums: Float[np.ndarray, "image 2 class"], groups: Int64[np.ndarray, " image"]
+) -> Float[np.ndarray, " draw"]:
+    """The figure of each of many draws of as many groups, with replacement: the same draws for all models."""
+    num_groups = int(groups.max()) + 1
+    by_group = np.zeros((num_groups, *sums.shape[1:]))
+    np.add.at(by_group, groups, sums)
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(DRAWS // AT_ONCE):
+        times = generator.multinomial(num_groups, np.full(num_groups, 1 / num_groups), size=AT_ONCE)
+        found.append(figure(np.tensordot(times, by_group, axes=1)))  # draw 2 class
+    return np.concatenate(found)
+
+
+def _middle(figures: Float[np.ndarray, " draw"]) -> Interval:
+    low, high = np.nanquantile(figures, TAILS)
+    return float(low), float(high)
+
+
+def _sentence(measure: Measure, compared_with: str) -> str:
+    """The verdict in words."""
+    name = measure.name.removesuffix(" (%)")
+    if measure.gain is None:
+        return f"Trained from this pre-training: {name} {measure.values[RESULT]:.1f} %."
+    return sentence_of(measure.gain, compared_with, name)

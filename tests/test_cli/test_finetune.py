@@ -1,0 +1,305 @@
+"""`mapet-mm finetune`: what is trained, on which images, and that its configs are everybody's."""
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import mmpretrain
+import mmseg
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+from starts import save_own_run, save_run
+
+from mapet_mm.cli import finetune
+from mapet_mm.cli.finetuning.labels import split_images
+from mapet_mm.cli.finetuning.options import FinetuneOptions
+from mapet_mm.cli.stages import Stage
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
+from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.options import OptionError
+from mapet_mm.weight_files import read_checkpoint, write_weights
+
+KINDS = ("dinov2 with registers", "dinov3", "eva02, swiglu")
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[str]:
+    """Let stages run in this process; their titles as they do."""
+    titles: list[str] = []
+
+    def run(stages: list[Stage], folder: Path, held: object) -> None:
+        for stage in stages:
+            titles.append(stage.title)
+            _, tool, *words = stage.command
+            run_tool(Path(tool).name, words)
+
+    monkeypatch.setattr(finetune, "run_stages", run)
+    return titles
+
+
+def run_tool(tool: str, words: list[str]) -> None:
+    """What tools/train.py and tools/test.py do, in this process."""
+    config = words[0]
+    work_dir = words[words.index("--work-dir") + 1]
+    if tool == "train.py":
+        cfg = load_config(config, None, work_dir)
+        configure_training(cfg)
+        build_runner(cfg, "none").train()
+        return
+    options = dict(word.split("=") for word in words[words.index("--cfg-options") + 1 :])
+    cfg = load_config(config, options, work_dir)
+    configure_test(cfg, words[1])
+    build_runner(cfg, "none").test()
+
+
+def options(run: Path, out: Path, **given: object) -> FinetuneOptions:
+    return FinetuneOptions(run=run, out=out, workers=0, **given)
+
+
+def write_squares(folder: Path, names: list[str]) -> None:
+    """A bright or dark square for each name, by the folder that it is in; no two are equal."""
+    rng = np.random.default_rng(len(names))
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        low = 150 if "bright" in name else 0
+        Image.fromarray(rng.integers(low, low + 100, (40, 36, 3), dtype=np.uint8)).save(folder / name)
+
+
+def write_masks(folder: Path, names: list[str], void: int = 11) -> tuple[Path, Path]:
+    """Scenes of three areas of a brightness each, the last of them not labelled."""
+    rng = np.random.default_rng(0)
+    for name in names:
+        corners = rng.integers(0, 3, (3, 3)).repeat(24, 0).repeat(24, 1)
+        noise = rng.integers(0, 40, (72, 72, 1), dtype=np.uint8)
+        image, mask = folder / f"images/{name}.jpg", folder / f"masks/{name}.png"
+        for path, pixels in (
+            (image, 70 * corners.astype(np.uint8)[..., None].repeat(3, 2) + noise),
+            (mask, np.where(corners == 2, void, corners).astype(np.uint8)),
+        ):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    return folder / "images", folder / "masks"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    """Real digits in a folder for each, ten of each."""
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("digits")
+    pictures, labels = load_digits(return_X_y=True)
+    for label in range(10):
+        for number, pixels in enumerate(pictures[labels == label][:10]):
+            path = folder / f"{label}/{number}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray((15 * pixels.reshape(8, 8)).astype(np.uint8)).resize((32, 32)).save(path)
+    return folder
+
+
+def test_digits_are_classified_from_three_starts_and_compared(digits, tmp_path, ran, capsys):
+    save_run("dinov2 with registers", tmp_path)
+    args = options(tmp_path, tmp_path / "out", images=digits, epochs=2)
+    finetune.finetune(args)
+    printed = capsys.readouterr().out
+    assert "images: 100; 10 classes (`0`, `1`" in printed
+    assert "held out, to measure on: 20 of 100 images" in printed
+    assert "labels to train on, by class: 0: 8, 1: 8, 2: 8" in printed
+    assert "2 epochs of 80 images, 160 images forward and backward; 3 times" in printed
+    starts = ["this pre-training", "its start", "random weights"]
+    assert ran == [f"{what} from {start}" for start in starts for what in ("training", "test")]
+
+    out = tmp_path / "out"
+    lines = (out / "val.txt").read_text().splitlines()
+    assert all(line == f"{line.rpartition(' ')[0]} {line[0]}" for line in lines)
+    text = (out / "finetune.py").read_text()
+    assert text.count("\n") < 100
+    assert "Mixup" not in text  # of fewer than 1,000 labels
+    assert "layer_decay_rate=0.75" in text
+
+    # Each began where it says.
+    result = read_checkpoint(tmp_path / "training/epoch_10.pth")[0]
+    name = "backbone.timm_model.blocks.0.attn.qkv.weight"
+    for folder, start in (("from_pretraining", result[name]), ("from_start", result[name] / 2)):
+        trained = torch.load(out / folder / "epoch_2.pth", weights_only=True)["state_dict"][name]
+        assert 0 < (trained - start).abs().max() < 0.01
+    # The table is of what each image adds.
+    verdict = json.loads((out / "result.json").read_text())
+    right = np.load(out / "from_pretraining/by_image_2.npy")[:, 0, 0]
+    assert len(right) == 20
+    assert verdict["measures"][0]["values"]["this pre-training"] == pytest.approx(100 * right.mean())
+    assert re.search(r"^top-1 \(%\) +[\d.]+ \[", printed, re.MULTILINE)
+
+    # The same command goes on, and has nothing left to test.
+    del ran[:]
+    finetune.finetune(args)
+    assert ran == [f"training from {start}" for start in starts]
+    with pytest.raises(UserError, match=r"other settings .*epochs.*take another --out"):
+        finetune.finetune(options(tmp_path, out, images=digits, epochs=3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continued_vit_is_trained_on_masks_by_upernet_resumed_and_tested(kind, tmp_path, ran, capsys):
+    save_run(kind, tmp_path, depth=4)
+    names = [f"{part}/{number}" for part, count in (("train", 8), ("val", 2)) for number in range(count)]
+    folders = write_masks(tmp_path, names)
+    args = options(tmp_path, tmp_path / "out", masks=folders, ignore=(255, 11), epochs=10, no_compare=True)
+    finetune.finetune(args)
+    printed = capsys.readouterr().out
+    assert "split by folders: 8 images to train on, 2 held out" in printed
+    assert "ignored: value 11" in printed
+    assert ran == ["training from this pre-training", "test from this pre-training"]
+    cfg = Config.fromfile(tmp_path / "out/finetune.py")
+    steps = 10 * 8 // cfg.train_dataloader.batch_size
+    assert steps >= 20
+    assert cfg.model.backbone.out_indices == [0, 1, 2, 3]
+    figure = float(re.search(r"^mIoU \(%\) +([\d.]+) \[", printed, re.MULTILINE)[1])
+    logged = json.loads((tmp_path / "out/result.json").read_text())["measures"][0]["values"]
+    assert figure == pytest.approx(logged["this pre-training"], abs=0.05)
+    meta = torch.load(tmp_path / "out/from_pretraining/epoch_10.pth", weights_only=True)["meta"]
+    assert meta["iter"] == steps
+
+    # Stopped half-way, it goes on to the same weights.
+    work_dir = tmp_path / "out/from_pretraining"
+    whole = torch.load(work_dir / "epoch_10.pth", weights_only=True)["state_dict"]
+    (work_dir / "epoch_10.pth").unlink()
+    (work_dir / "last_checkpoint").write_text(str(work_dir / "epoch_9.pth"))
+    finetune.finetune(args)
+    resumed = torch.load(work_dir / "epoch_10.pth", weights_only=True)["state_dict"]
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_linear_layer_on_masks_of_several_endings_by_whole_groups(frozen, tmp_path, ran, capsys):
+    save_own_run(tmp_path)
+    names = [f"clip{clip}_{frame}" for clip in range(6) for frame in range(4)]
+    images, masks = write_masks(tmp_path, names)
+    for name in names[::3]:
+        Image.open(images / f"{name}.jpg").save(images / f"{name}.png")
+        (images / f"{name}.jpg").unlink()
+    lines = [f"{path.name}\t{path.name.partition('_')[0]}" for path in sorted(images.iterdir())]
+    (tmp_path / "groups.txt").write_text("\n".join(lines))
+    args = options(
+        tmp_path,
+        tmp_path / "out",
+        masks=(images, masks),
+        ignore=(11,),
+        head="linear",
+        frozen=frozen,
+        groups=str(tmp_path / "groups.txt"),
+        epochs=1,
+    )
+    finetune.finetune(args)
+    printed = capsys.readouterr().out
+    assert "6 groups" in printed
+    assert ran[::2] == ["training from this pre-training", "training from random weights"]
+    listed = {}
+    for part in ("train", "val"):
+        listed[part] = []
+        for file in (tmp_path / "out").glob(f"{part}*.txt"):
+            listed[part] += file.read_text().split()
+    clips = [{name.partition("_")[0] for name in listed[part]} for part in ("train", "val")]
+    assert sorted(listed["train"] + listed["val"]) == sorted(names)
+    assert clips[0].isdisjoint(clips[1])
+    assert "groups, too few to draw" in printed
+    trained = torch.load(tmp_path / "out/from_pretraining/epoch_1.pth", weights_only=True)["state_dict"]
+    start = read_checkpoint(tmp_path / "training/epoch_2.pth")[0]
+    name = "backbone.layers.0.attn.qkv.weight"
+    assert torch.equal(trained[name], start[name]) == frozen
+
+
+@pytest.mark.parametrize("library", [mmpretrain, mmseg])
+def test_the_config_is_accepted_by_the_librarys_own_train_tool(library, tmp_path, ran, monkeypatch):
+    save_own_run(tmp_path, depth=4)
+    if library is mmseg:
+        labels = dict(masks=write_masks(tmp_path, ["train/0", "train/1", "val/2"]), ignore=(11, 255))
+    else:
+        write_squares(tmp_path / "i", [f"{name}/{i}.png" for name in ("bright", "dark") for i in range(5)])
+        labels = dict(images=tmp_path / "i")
+    monkeypatch.setattr(finetune, "run_stages", lambda *_: None)
+    monkeypatch.setattr(finetune, "compare", lambda *_: None)
+    finetune.finetune(options(tmp_path, tmp_path / "out", epochs=1, **labels))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    tool = Path(library.__file__).parent / ".mim/tools/train.py"
+    monkeypatch.setattr(sys, "argv", [str(tool), str(tmp_path / "out/finetune.py"), "--work-dir", "work"])
+    runpy.run_path(str(tool), run_name="__main__")
+    assert Path("work/epoch_1.pth").is_file()
+
+
+def test_weights_of_another_network_are_refused_before_anything_is_made(tmp_path):
+    save_own_run(tmp_path)
+    write_squares(tmp_path / "i", ["bright/1.png", "dark/1.png"])
+    weights, _ = read_checkpoint(tmp_path / "training/epoch_2.pth")
+    del weights["backbone.layers.1.attn.qkv.weight"]
+    write_weights(tmp_path / "training/epoch_2.pth", weights)
+    with pytest.raises(UserError, match=r"epoch_2.pth lacks 1 of the backbone's \d+ weights, `layers.1.attn"):
+        finetune.finetune(options(tmp_path, tmp_path / "out", images=tmp_path / "i"))
+    with pytest.raises(UserError, match=r"is no RUN: it has no pretrain\.py"):
+        finetune.finetune(options(tmp_path / "i", tmp_path / "out", images=tmp_path / "i"))
+
+
+def test_nothing_near_what_is_measured_on_is_trained_on(tmp_path):
+    names = [
+        f"{part}/{label}/{i}.png" for part in ("train", "val") for label in ("bright", "dark") for i in "12"
+    ]
+    write_squares(tmp_path, names)
+    (tmp_path / "train/dark/2.png").write_bytes((tmp_path / "val/dark/1.png").read_bytes())
+    split = split_images(names, tmp_path, None, None, seed=0)
+    assert split.val == names[4:]
+    assert split.train == [name for name in names[:4] if name != "train/dark/2.png"]
+    assert split.words[1] == "images to train on that are copies of held-out images, left out: 1 of 4"
+
+    groups = {name: name[-5] for name in names}
+    groups["val/dark/1.png"] = groups["val/bright/1.png"] = "2"
+    split = split_images(names, tmp_path, None, groups, seed=0)
+    assert split.train == ["train/bright/1.png", "train/dark/1.png"]
+    assert "of groups that are held out (`2`), left out: 2 of 4" in split.words[1]
+
+
+def test_copies_and_groups_stay_on_one_side(tmp_path):
+    names = [f"{label}/{i}.png" for label in ("bright", "dark") for i in range(20)]
+    write_squares(tmp_path, names)
+    for i in range(10):
+        (tmp_path / f"dark/{i + 10}.png").write_bytes((tmp_path / f"dark/{i}.png").read_bytes())
+    classes = {name: name.partition("/")[0] for name in names}
+    split = split_images(names, tmp_path, classes, None, seed=0)
+    assert sorted(split.train + split.val) == sorted(names)
+    assert 6 <= len(split.val) <= 10
+    for i in range(10):
+        assert (f"dark/{i}.png" in split.val) == (f"dark/{i + 10}.png" in split.val)
+    assert {classes[name] for name in split.val} == {"bright", "dark"}
+    # Of three recordings, all larger than a fifth, one is held out.
+    groups = {name: str(index * 3 // 40) for index, name in enumerate(names)}
+    held_out = {groups[name] for name in split_images(names, tmp_path, None, groups, seed=0).val}
+    assert len(held_out) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(), "either --images FOLDER or --masks IMAGES MASKS"),
+        (dict(images="i", masks=("i", "m")), "either --images"),
+        (dict(images="i", ignore="11"), "--ignore is about"),
+        (dict(images="i", head="linear"), "--head is of a segmentation"),
+        (dict(masks=("i", "m"), ignore="256"), "--ignore must be numbers of 0 to 255, such as 255,11"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(given, message):
+    with pytest.raises(OptionError, match=message):
+        FinetuneOptions(run="r", out="o", **given)
+
+
+def test_the_command_line_has_the_options():
+    words = ["RUN", "--masks", "IMAGES", "MASKS", "--out", "OUT"]
+    args = finetune.parse_args([*words, "--ignore", "255,11", "--groups", "1", "--no-compare"])
+    assert args.masks == (Path("IMAGES"), Path("MASKS"))
+    assert args.ignore == (255, 11)
+    assert (args.decoder, args.no_compare, args.groups) == ("upernet", True, "1")
+    args = finetune.parse_args([*words, "--ignore", "none", "--frozen"])
+    assert (args.decoder, args.ignore) == ("linear", ())

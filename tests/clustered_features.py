@@ -27,7 +27,7 @@ def as_evaluated(train: MemoryFeatures, val: MemoryFeatures) -> Evaluated:
     features = {"train": train, "val": val}
     images = {}
     for name, one in features.items():
-        known = dict(labels=one.labels, groups=None, class_names=None, per_class=False)
+        known = dict(labels=one.labels, groups=None, class_names=None, answers=None, per_class=False)
         images[name] = SimpleNamespace(name=name, path=f"{name}/{{}}".format, **known)
     return Evaluated(features, images, torch.device("cpu"))
 

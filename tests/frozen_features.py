@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 
+from mapet_mm.evaluation.checkpoints import Model, load_checkpoint
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.features import FeatureBank
-from mapet_mm.evaluation.image_sets import ImageSet, read_image_sets
-from mapet_mm.evaluation.models import Model, load_checkpoint
+from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.protocol import Protocol
 from mapet_mm.evaluation.run import Job, OpenBanks, check_space, figures_of
 from mapet_mm.evaluation.tables import Row

@@ -13,7 +13,7 @@ from torch import Tensor
 from mapet_mm.dependencies import version_report
 from mapet_mm.engine.hooks.knn_probe_hook import BEST, TOP1
 from mapet_mm.evaluation.extraction import take_features
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.tokens import swaps_channels
 from mapet_mm.evaluation.verdict import RESULT, Verdict

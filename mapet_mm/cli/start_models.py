@@ -27,7 +27,7 @@ def of_timm(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
     """A model of timm, and its weights at the training's image size."""
     import timm
 
-    model, images, _ = LIBRARIES["timm"](name, True, None)
+    model, images, _ = LIBRARIES["timm"].load(name, True, None)
     if type(model).__name__ not in ("VisionTransformer", "Eva"):
         raise ValueError(f"a {type(model).__name__}")
     if model.attn_pool is not None:
@@ -59,7 +59,7 @@ def of_hugging_face(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
     """A model of Hugging Face, and its weights at the training's image size."""
     import transformers
 
-    model, images, missing = LIBRARIES["hf"](name, True, None)
+    model, images, missing = LIBRARIES["hf"].load(name, True, None)
     lacking = [key for key in missing if not any(part in key for part in UNREAD)]
     if lacking:
         raise ValueError(f"its files lack {len(lacking)} weights, `{lacking[0]}` first")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from mapet_mm.evaluation.features import TOKENS, FeatureBank, LayerParts
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, useful_workers
+from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.tokens import LayerTokens
 from mapet_mm.tokenizers.fill import ImageGroup, fill
@@ -219,7 +219,7 @@ class Batches(Dataset):
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
         """Load batches: pairs of a part's index and the numbers of its images."""
         num_workers = usable_workers(
-            useful_workers(self.images, self.num_images),
+            self.images.useful_workers(self.num_images),
             lambda: tensor_bytes(self.__getitems__((0, range(min(self.group_size, len(self.images)))))),
         )
         yield from DataLoader(self, batch_sampler=groups, num_workers=num_workers, collate_fn=as_it_is)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.structures.parts import PENDING, SKIPPED, Part, Parts
 
 BLOCK = 256  # images in a file: 0.8 MB of a layer of ViT-B, 77 MB of its patch tokens

@@ -14,8 +14,9 @@ from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import draw_share, groups_of
 from mapet_mm.datasets.image_folder import ImageFolder, image_names, is_of_system, others_text
 from mapet_mm.datasets.pipelines import image_paths
+from mapet_mm.evaluation.images import ImageSetError
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.errors import listed
 
 FIFTH = 5
 IMAGES = "mapet_mm.ImageFolder"
@@ -27,10 +28,6 @@ DENSE = {
     "CityscapesDataset": ("leftImg8bit", "gtFine", {"train": "train", "val": "val"}),
 }
 ADE20K_CLASSES = "objectInfo150.txt"  # a file of ADE20K beside `images` and `annotations`
-
-
-class ImageSetError(UserError):
-    """Images or labels that the evaluation cannot use."""
 
 
 def folder_loaders(

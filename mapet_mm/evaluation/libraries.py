@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub.utils import GatedRepoError, RepositoryNotFoundError
 from mmengine.utils import to_2tuple, to_3tuple
@@ -82,7 +82,7 @@ def _install(error: ImportError) -> str:
     return f'pip install "mapet_mm[{extra}]"' if extra else "repair its installation"
 
 
-def _find_timm(name: str) -> None:
+def find_timm(name: str) -> None:
     """Raise an error unless timm has a model and weights of this name; those on a hub are not looked up."""
     import timm
 
@@ -95,7 +95,7 @@ def _find_timm(name: str) -> None:
         timm.models.get_pretrained_cfg(name)
 
 
-def _find_hugging_face(name: str) -> None:
+def find_hugging_face(name: str) -> None:
     """Raise an error unless there is a model of this name; a folder's or the hub's config says so."""
     import transformers
 
@@ -104,7 +104,7 @@ def _find_hugging_face(name: str) -> None:
     transformers.AutoConfig.from_pretrained(name)
 
 
-def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation, list[str]]:
+def timm_model(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation, list[str]]:
     """A model of timm, and what its `pretrained_cfg` says."""
     import timm
 
@@ -127,7 +127,7 @@ def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, P
     return model, prepared, []
 
 
-def _hugging_face(
+def hugging_face_model(
     name: str, with_weights: bool, side: int | None
 ) -> tuple[nn.Module, Preparation, list[str]]:
     """A model of Hugging Face, what its image processor says, and weights that its files lack, then NaN."""
@@ -236,6 +236,17 @@ def _reach_hub(name: str) -> None:
     require_answer(ENDPOINT, f"HF_HUB_OFFLINE=1 takes {name} from the cache")
 
 
-# By these a model is looked up, which reads no weights, and loaded.
-FINDERS = {"timm": _find_timm, "hf": _find_hugging_face}
-LIBRARIES = {"timm": _timm, "hf": _hugging_face}
+class Library(NamedTuple):
+    """A library of models.
+
+    Args:
+        find: raises an error unless there is a model of a name; reads no weights.
+        load: gives a model, how it takes images, and names of weights that its files lack, then NaN; takes
+            its name, whether its weights are read, and the side of images in place of its own.
+    """
+
+    find: Callable[[str], None]
+    load: Callable[[str, bool, int | None], tuple[nn.Module, Preparation, list[str]]]
+
+
+LIBRARIES = {"timm": Library(find_timm, timm_model), "hf": Library(find_hugging_face, hugging_face_model)}

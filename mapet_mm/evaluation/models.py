@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
-from mmengine.device import get_device
-from mmengine.registry import init_default_scope
 from torch import nn
 
-from mapet_mm.evaluation.image_sets import SECTION
-from mapet_mm.evaluation.libraries import FINDERS, LIBRARIES, one_line
-from mapet_mm.evaluation.tokens import TokenBackbone, network_of, swaps_channels
-from mapet_mm.evaluation.weights import (
-    WeightsError,
-    load_weights,
-    named_weights,
-    require_weights,
-    without_own_weights,
-    without_weights,
-)
+from mapet_mm.evaluation.checkpoints import RANDOM, Model, load_checkpoint, model_of
+from mapet_mm.evaluation.image_sets import add_test_pipeline
+from mapet_mm.evaluation.libraries import LIBRARIES, one_line
+from mapet_mm.evaluation.weights import load_weights, require_weights
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
-from mapet_mm.interop.description import ContinuedViT, Preparation, description_of, read_description
+from mapet_mm.interop.description import Preparation, read_description
 from mapet_mm.interop.released import SCHEME
-from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
-from mapet_mm.registry import MODELS
-from mapet_mm.utils.config import class_of, in_package, read_config, scope_of
+from mapet_mm.models import MaPeTViT
+from mapet_mm.utils.config import in_package, read_config
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.utils.identity import IDENTITY, digest
-from mapet_mm.utils.run_folder import EXPORTS, PRETRAINING, Run
-from mapet_mm.weight_files import only_safe_globals, read_checkpoint
+from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import IDENTITY
+from mapet_mm.utils.run_folder import PRETRAINING, Run
+from mapet_mm.weight_files import read_checkpoint
 
-RANDOM = "random weights"
+FETCHED = "with a checkpoint as second argument no weights are fetched"
 CONFIGS = (".py", ".yml", ".yaml", ".json")
-# Options of the two streams, which a plain ViT does not have.
-TWO_STREAM_OPTIONS = ("cutting_point", "objective", "recompute")
-
-
-@dataclass(frozen=True)
-class Model:
-    """A backbone with its weights.
-
-    Args:
-        name: its column in the table.
-        backbone: gives the tokens.
-        config: says how it takes images, by `test_dataloader` or a section `evaluation`.
-        digest: of the weights, the architecture and the normalisation of images.
-        missing: weights that the checkpoint lacks. They are NaN, so features that need them show it.
-        is_random: True if nobody has trained the weights.
-    """
-
-    name: str
-    backbone: TokenBackbone
-    config: Config
-    digest: str
-    missing: tuple[str, ...] = ()
-    is_random: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,24 +195,10 @@ def _of_config(request: Request, config: Config, checkpoint: str | None) -> Mode
         if getattr(request, key):
             known[key] = [255 * value for value in getattr(request, key)]
     model = load_checkpoint(config, checkpoint, request.prefix, request.random)
-    description = _add_test_images(config)
+    description = add_test_pipeline(config)
     prepared = f"images by the config's pipeline, mean {known.get('mean')}, std {known.get('std')}"
     print_once(f"{model.name}: {description or prepared}")
     return model
-
-
-def _add_test_images(config: Config) -> Preparation | None:
-    """Give a pre-training's config the pipeline of a test, resized as in training, unless it has one."""
-    if any(config.get(key) for key in (SECTION, "knn_probe", "test_dataloader")):
-        return None
-    try:
-        # A continued ViT takes its images as its start does.
-        continued = config.get(EXPORTS)
-        description = ContinuedViT.read(continued).images if continued else description_of(config)
-    except ValueError:  # `read_image_sets` says what is missing if it needs a pipeline
-        return None
-    config.test_dataloader = dict(dataset=dict(pipeline=description.pipeline))
-    return description
 
 
 def _name_in_library(request: Request) -> tuple[str, str]:
@@ -259,19 +210,12 @@ def _name_in_library(request: Request) -> tuple[str, str]:
     return library, f"local-dir:{request.name}" if library == "timm" else request.name
 
 
-def _library_errors(request: Request) -> Any:
-    """The library's errors as one line each."""
-    with_weights = not (request.checkpoint or request.random)
-    remedy = "with a checkpoint as second argument no weights are fetched" if with_weights else ""
-    return one_line(request.name, remedy)
-
-
 def _find_in_library(request: Request) -> None:
     if request.prefix and not request.checkpoint:
         raise UserError(f"--prefix: {FLAGS['prefix'][1]}, and there is none")
     library, name = _name_in_library(request)
-    with _library_errors(request):
-        FINDERS[library](name)
+    with one_line(request.name, "" if request.checkpoint or request.random else FETCHED):
+        LIBRARIES[library].find(name)
 
 
 def _load_of_library(request: Request) -> Model:
@@ -280,9 +224,9 @@ def _load_of_library(request: Request) -> Model:
     checkpoint = None if request.random else request.checkpoint
     if request.random:
         torch.manual_seed(0)
-    with _library_errors(request):
-        with_weights = not (checkpoint or request.random)
-        network, prepared, missing = LIBRARIES[library](name, with_weights, request.size)
+    with_weights = not (checkpoint or request.random)
+    with one_line(request.name, FETCHED if with_weights else ""):
+        network, prepared, missing = LIBRARIES[library].load(name, with_weights, request.size)
     title = request.name
     if checkpoint:
         missing = load_weights(network, checkpoint, request.prefix)
@@ -364,125 +308,3 @@ SOURCES = {
     "released": Source("a name of the authors' weights", (), _find_released, _load_released),
     "file": Source("a file of weights", ("size",), lambda request: None, _load_file),
 }
-
-
-def load_checkpoint(
-    config: str | Config, checkpoint: str | None, prefix: str | None = None, random: bool = False
-) -> Model:
-    """Build the backbone of a config's model, load its weights and put it on the device.
-
-    Args:
-        config: of a pre-training, a classifier, a segmentor or a bare backbone.
-        checkpoint: what a training wrote, or weights of timm or Hugging Face for a wrapper of theirs; None
-            for the weights that the config names by `load_from` or `init_cfg`, or random ones.
-        prefix: of the backbone's names in the checkpoint; None looks for the usual ones.
-        random: take random weights of seed 0, whatever the config names.
-
-    Raises:
-        UserError: a config without a model or normalisation, or weights that do not fit.
-    """
-    cfg = read_config(config) if isinstance(config, str) else config
-    settings = cfg.get("model")
-    if not settings:
-        raise UserError(f"config {cfg.filename} has no `model`")
-    preprocessor = settings.get("data_preprocessor", cfg.get("data_preprocessor"))
-    if preprocessor is None:
-        raise UserError(f"config {cfg.filename} has no `data_preprocessor`: add one with `mean` and `std`")
-    init_default_scope(scope_of(cfg))
-    backbone = without_weights(backbone_of(settings))
-    weights = None
-    seed = 0
-    if random:
-        backbone = without_own_weights(backbone)
-    else:
-        weights = checkpoint or cfg.get("load_from") or named_weights(settings)
-        seed = (cfg.get("randomness") or {}).get("seed") or 0
-    torch.manual_seed(seed)  # of random weights
-    model = _built(backbone)
-    _check_state(network_of(model))
-    missing = []
-    if weights:
-        missing = load_weights(network_of(model), weights, prefix)
-    elif hasattr(model, "init_weights"):
-        model.init_weights()
-    title = Path(cfg.filename or "model").stem
-    if checkpoint:
-        title += f", {Path(checkpoint).stem}"
-    is_random = not weights and without_own_weights(backbone) == backbone
-    title = RANDOM if random else title
-    architecture = {**backbone, "init_cfg": None}
-    return model_of(title, model, cfg, preprocessor, architecture, missing, is_random)
-
-
-def model_of(
-    title: str,
-    model: nn.Module,
-    config: Config,
-    preprocessor: Mapping[str, Any],
-    architecture: Mapping[str, Any],
-    missing: Sequence[str] = (),
-    is_random: bool = False,
-) -> Model:
-    """A model with its weights, on the device.
-
-    Args:
-        title: its name in tables.
-        model: as for `TokenBackbone`.
-        config: says how it takes images.
-        preprocessor: config with mean and standard deviation.
-        architecture: all else that its features depend on, for the digest.
-        missing: names of weights that are NaN.
-        is_random: True if nobody has trained the weights.
-    """
-    model.eval()  # MMPretrain's backbones return None
-    # In float32 also where a library loads a file of half precision in its own type: transformers 5 does.
-    model.to(get_device(), torch.float32)
-    preprocessor = MODELS.build({"type": "mmpretrain.ClsDataPreprocessor", **preprocessor}).to(get_device())
-    found = _digest(model, architecture, preprocessor)
-    return Model(title, TokenBackbone(model, preprocessor), config, found, tuple(missing), is_random)
-
-
-def backbone_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of a model's backbone; of a MaPeT pre-training the plain ViT with the same weights."""
-    backbone = model.get("backbone", model)
-    algorithm = class_of(model["type"], MODELS)
-    pretrained_vit = class_of(backbone["type"], MODELS)
-    if not (isinstance(algorithm, type) and issubclass(algorithm, MaPeT)):
-        return backbone
-    if not (isinstance(pretrained_vit, type) and issubclass(pretrained_vit, MaPeTPretrainViT)):
-        return backbone  # another library's ViT, whose own forward pass is read
-    plain = {name: value for name, value in backbone.items() if name not in TWO_STREAM_OPTIONS}
-    return {**plain, "type": "mapet_mm.MaPeTViT", "out_type": "raw"}
-
-
-def _built(backbone: Mapping[str, Any]) -> nn.Module:
-    """A backbone. A wrapper of timm or Hugging Face may load weights: only what the files here may hold."""
-    try:
-        with only_safe_globals():
-            return MODELS.build(backbone)
-    except (OSError, UnpicklingError) as error:
-        raise WeightsError(f"the weights of the config's backbone: {reason_of(error)}") from error
-
-
-def _check_state(network: nn.Module) -> None:
-    """Raise UserError for a network that hides weights, so that nobody could say whether they are loaded."""
-    hidden = dict(network.named_parameters()).keys() - network.state_dict().keys()
-    if hidden:
-        raise WeightsError(
-            f"{type(network).__name__} keeps {len(hidden)} weights out of its state dict, such as "
-            f"`{min(hidden)}`: evaluate the network into which they are merged (of LoRA: MMPretrain's "
-            "tools/model_converters/merge_lora_weight.py)"
-        )
-
-
-def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module) -> str:
-    """Digest of weights, architecture and normalisation."""
-    found = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        found.update(name.encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    scale = {}
-    for name in ("mean", "std"):
-        values = getattr(preprocessor, name, None)
-        scale[name] = None if values is None else values.flatten().tolist()
-    return digest([found.hexdigest(), config, scale, swaps_channels(preprocessor)])

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from mapet_mm.datasets.label_files import IGNORED, Classes, arrived_labels
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, useful_workers
+from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.evaluation.tables import bootstrap
 from mapet_mm.utils.loader_workers import tensor_bytes, usable_workers
 
@@ -117,7 +117,7 @@ class PixelLabels(Sequence):
 
     def __init__(self, images: ImageSet) -> None:
         reader = _LabelReader(images)
-        num_workers = usable_workers(useful_workers(images, len(reader)), lambda: tensor_bytes(reader[0]))
+        num_workers = usable_workers(images.useful_workers(len(reader)), lambda: tensor_bytes(reader[0]))
         loader = DataLoader(reader, batch_size=None, num_workers=num_workers)
         bar = tqdm(loader, desc=f"labels of {images.name}", unit="image")
         self._maps = [(labels.shape, zlib.compress(labels.numpy().tobytes(), 1)) for labels in bar]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +17,12 @@ from torch import Tensor
 
 from mapet_mm.datasets.groups import draw_share
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import SETS, ImageSet, ImageSetError, answers, check_labels
+from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.evaluation.tables import Row, bootstrap, mean_of_groups
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.errors import UserError
 
+SETS = ("train", "val", "view", "dense_train", "dense_val")  # others are further tests of a classifier
 HELD_OUT = 10  # every tenth training image of a class chooses between settings; CAPI takes a tenth, too
 # The suite's protocols, the cheapest first, and the file of `protocols/` that has each.
 FILES = {
@@ -146,6 +150,84 @@ def at_edge(value: float, grid: Sequence[float]) -> str:
 def further(images: Mapping[str, ImageSet]) -> list[str]:
     """Names of the image sets on which classifiers are tested beside `val`."""
     return [name for name in images if name not in SETS]
+
+
+def check_labels(train: ImageSet, val: ImageSet) -> int:
+    """The number of classes of two image sets that a classifier is trained and tested on.
+
+    Raises:
+        ImageSetError: images without labels or with one below 0, one class only, a class of `val` or of the
+            dataset without an image in `train`, or classes in another order.
+    """
+    for images in (train, val):
+        if images.labels is None or images.labels.min() < 0:
+            raise ImageSetError(
+                f"the `{images.name}` images have no labels, or some have none: leave them out, or choose "
+                "protocols that need no labels"
+            )
+    check_class_names(train, val)
+    classes = set(train.labels.tolist())
+    if len(classes) < 2:
+        raise ImageSetError(f"`train` contains only class {classes.pop()}: classification needs two")
+    wanted = {*val.labels.tolist(), *range(len(train.class_names or ()))}
+    missing = wanted - classes
+    if missing:
+        raise ImageSetError(f"`train` has no image of class {min(missing)}: add some, or leave the class out")
+    return max(classes) + 1
+
+
+def answers(
+    train: ImageSet, test: ImageSet, num_classes: int
+) -> tuple[Int64[Tensor, " offered"], Bool[Tensor, "image class"]]:
+    """The classes of `train` that a test is between, and which of them are right for each of its images.
+
+    A test with a part of the classes, such as ImageNet-A, is between these; folders named by numbers, as
+    ImageNet-V2's, are the classes of these numbers.
+
+    Raises:
+        ImageSetError: a class that `train` does not have.
+    """
+    if test.answers:
+        offered = torch.arange(num_classes)
+        right = torch.zeros(len(test), num_classes, dtype=torch.bool)
+        listed = json.loads(Path(test.answers).read_text())
+        for index in range(len(test)):
+            number = int(re.findall(r"\d+", test.path(index))[-1])  # of ILSVRC2012_val_00000001.JPEG
+            right[index, listed[number - 1]] = True
+    else:
+        class_of = torch.tensor(classes_in_train(train, test, num_classes))
+        offered = class_of.sort().values
+        right = torch.zeros(len(test.labels), num_classes, dtype=torch.bool)
+        right[torch.arange(len(test.labels)), class_of[test.labels]] = True
+    return offered, right
+
+
+def classes_in_train(train: ImageSet, test: ImageSet, num_classes: int) -> list[int]:
+    """The class of `train` that each class of a test is: of the same name, or of the number in its name."""
+    names = test.class_names
+    known = train.class_names
+    if test.name == "val" or not names or not known or names == known:
+        return list(range(num_classes))
+    index_of = {name: index for index, name in enumerate(known)}
+    classes = []
+    for name in names:
+        index = index_of.get(name, int(name) if name.isdigit() else num_classes)
+        if index >= num_classes:
+            raise ImageSetError(f"`train` has no class `{name}` of the `{test.name}` images")
+        classes.append(index)
+    return classes
+
+
+def check_class_names(train: ImageSet, val: ImageSet) -> None:
+    """Raise ImageSetError if an index means different classes in two sets that name their classes."""
+    pairs = zip(train.class_names or (), val.class_names or (), strict=False)  # the last ones may be missing
+    for index, (known, other) in enumerate(pairs):
+        if known != other:
+            raise ImageSetError(
+                f"class {index} is `{known}` in the `{train.name}` images and `{other}` in the `{val.name}` "
+                "images: add the class folder that is missing, or give both sets the same "
+                "`metainfo=dict(classes=[...])`"
+            )
 
 
 class Classification(Protocol):

@@ -13,7 +13,8 @@ import numpy as np
 from mapet_mm.evaluation import VERSION
 from mapet_mm.evaluation.extraction import fill_bank, open_bank, require_few_left_out
 from mapet_mm.evaluation.features import TOKENS, FeatureBank
-from mapet_mm.evaluation.image_sets import SECTION, ImageSet, declaring_config, read_image_sets
+from mapet_mm.evaluation.image_sets import SECTION, declaring_config, read_image_sets
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.protocol import Evaluated, Protocol, build_protocols, known_protocols
 from mapet_mm.evaluation.tables import Row

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.evaluation.extraction import require_few_left_out, take_features
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet, check_labels
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.metrics.neighbours import SHOTS, nearest, suiting_k, too_few_voters
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Model
-from mapet_mm.evaluation.protocol import Evaluated
+from mapet_mm.evaluation.protocol import Evaluated, check_labels
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours, comparable, voters
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.regression import LowShot, fitted_scaler

@@ -6,17 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from mmengine.model import PretrainedInit
-from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import Tensor, nn
 
 from mapet_mm.evaluation.tokens import adapter_of
 from mapet_mm.interop.released import SCHEME, released_weights
-from mapet_mm.models.backbones.timm_weights import read_source
-from mapet_mm.utils.config import class_of, pretrained_entries, type_name
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.weight_files import read_weights, without_wrapper
@@ -186,70 +181,3 @@ def _as_built(network: nn.Module, weights: dict[str, Tensor], path: str) -> dict
     own = {name: value for name, value in loaded.state_dict().items() if name not in found["missing_keys"]}
     others = {name: weights.get(name, torch.zeros(())) for name in found["unexpected_keys"]}
     return {**own, **others} if own else weights
-
-
-def named_weights(model: Mapping[str, Any]) -> str | None:
-    """The file that the `init_cfg` of a model or of its backbone names, or MMSegmentation's `pretrained`.
-
-    Raises:
-        UserError: the config leaves the file open, or names weights of a part of the backbone.
-    """
-    for key, init_cfg in pretrained_entries(model, "model"):
-        if not key.startswith(("model.init_cfg", "model.backbone.init_cfg")):
-            continue
-        if not init_cfg["checkpoint"]:
-            raise UserError(f"the config leaves `{key}.checkpoint` open: name the checkpoint")
-        return init_cfg["checkpoint"]
-    backbone = model.get("backbone", model)
-    for part in (model, backbone):
-        if isinstance(part.get("pretrained"), str):
-            return part["pretrained"]
-    for key, _ in pretrained_entries(backbone, "model.backbone"):
-        raise UserError(
-            f"the config names weights of a part of its backbone, by `{key}`: name a checkpoint of the whole "
-            "backbone as second argument"
-        )
-    return None
-
-
-def without_weights(config: Any) -> Any:
-    """A copy of a config of a backbone which loads no file while that is built.
-
-    MMEngine would unpickle what the file holds, and go on with random weights where the names do not fit.
-    """
-    if isinstance(config, Mapping):
-        kept = {}
-        for name, value in config.items():
-            if not loads_file(value) and not (name == "pretrained" and isinstance(value, str)):
-                kept[name] = without_weights(value)
-        return kept
-    if isinstance(config, list | tuple):
-        return [without_weights(value) for value in config if not loads_file(value)]
-    return config
-
-
-def without_own_weights(config: Any) -> Any:
-    """A copy of a config of a backbone in which no library loads weights of its own: `pretrained=True`.
-
-    A RUN or folder that a `TIMMViT` names becomes the network in it.
-    """
-    if isinstance(config, Mapping):
-        changed = {
-            name: without_own_weights(value)
-            for name, value in config.items()
-            if not (name == "pretrained" and value is True) and name != "checkpoint_path"
-        }
-        if type_name(config.get("type", "")) == "TIMMViT":
-            network, _ = read_source(config["model_name"])
-            changed = {**network, **changed, "model_name": network["model_name"]}
-        return changed
-    if isinstance(config, list | tuple):
-        return [without_own_weights(value) for value in config]
-    return config
-
-
-def loads_file(value: Any) -> bool:
-    """True for MMEngine's `dict(type="Pretrained", checkpoint=...)`."""
-    if not isinstance(value, Mapping) or "checkpoint" not in value:
-        return False
-    return class_of(value.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit

@@ -15,8 +15,8 @@ from mmpretrain.models import VQKD
 import mapet_mm.registry
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config
+from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.image_sets import read_image_sets
-from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import build_protocols
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint

@@ -8,7 +8,7 @@ import pytest
 from frozen_features import ARCH, PIPELINE, PROTOCOLS, save
 from mmengine.config import Config
 
-from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.evaluation.checkpoints import load_checkpoint
 
 
 @pytest.fixture

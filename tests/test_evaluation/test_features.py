@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from mapet_mm.evaluation import extraction
 from mapet_mm.evaluation import features as module
-from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
-from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.evaluation.checkpoints import load_checkpoint
+from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.images import ImageSetError
 from mapet_mm.utils.atomic_files import partial_path
 from mapet_mm.utils.errors import UserError
 

@@ -17,8 +17,10 @@ from PIL import Image
 from stored_squares import CROP, LOAD, SIZE, make_store, stored
 from stored_squares import config as squares_config
 
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, answers, check_labels, read_image_sets
+from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.evaluation.pixel_labels import PixelLabels
+from mapet_mm.evaluation.protocol import answers, check_labels
 from mapet_mm.registry import DATASETS
 from mapet_mm.tokenizers.squares import SquareLoader, store_images
 

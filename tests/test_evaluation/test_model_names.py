@@ -207,7 +207,7 @@ def test_the_real_reason_is_said_in_one_line(monkeypatch, error, cause, line, ta
     def raise_it(*_: object) -> None:
         raise error from cause
 
-    monkeypatch.setitem(LIBRARIES, "timm", raise_it)
+    monkeypatch.setitem(LIBRARIES, "timm", LIBRARIES["timm"]._replace(load=raise_it))
     with pytest.raises(UserError, match=line) as met:
         take("timm:vit_tiny_patch16_224")
     assert "\n" not in str(met.value)

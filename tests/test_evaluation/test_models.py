@@ -15,7 +15,7 @@ from torch import nn
 
 import mapet_mm
 from mapet_mm.evaluation import weights as checkpoint_weights
-from mapet_mm.evaluation.models import backbone_of, load_checkpoint
+from mapet_mm.evaluation.checkpoints import backbone_of, load_checkpoint
 from mapet_mm.evaluation.weights import WeightsError, load_weights
 from mapet_mm.models import MaPeTViT
 from mapet_mm.registry import MODELS

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 import mapet_mm
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.pixel_labels import (
     Areas,
     PixelLabels,

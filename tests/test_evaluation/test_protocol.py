@@ -15,9 +15,9 @@ from scipy import stats
 from sklearn.metrics import balanced_accuracy_score
 
 from mapet_mm.evaluation import run
+from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import read_image_sets
-from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import PROTOCOLS as PROTOCOLS_OF_SUITE
 from mapet_mm.evaluation.protocol import Evaluated, build_protocols, held_out
 from mapet_mm.evaluation.protocols import regression

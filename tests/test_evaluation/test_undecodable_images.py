@@ -9,9 +9,9 @@ import torch
 from frozen_features import rows_of
 from PIL import Image
 
+from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import read_image_sets
-from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.utils.errors import UserError
 

@@ -52,6 +52,7 @@ class Images(SimpleNamespace):
     """As much of an image set as a verdict takes."""
 
     left_out: ClassVar = {}
+    answers = None
 
     def __len__(self) -> int:
         return 400

@@ -26,7 +26,7 @@ from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.engine.hooks.class_names_check_hook import check_class_order
 from mapet_mm.engine.hooks.token_store_check_hook import TokenStoreCheckHook
 from mapet_mm.evaluation.features import FeatureBank
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.structures import TokenStore

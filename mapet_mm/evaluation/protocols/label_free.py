@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.metrics.rank_me import (
     alignment,
     alpha_req,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.protocol import Classification, Evaluated, held_out
 
 WINDOW_BYTES = 2**29  # of features in memory

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, at_edge, held_out
 from mapet_mm.evaluation.protocols.linear import Chosen, LayerProbe
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from mapet_mm.datasets.label_files import check_label_files
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_class_names
+from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, nearest
 from mapet_mm.evaluation.pixel_labels import (
     IGNORED,
@@ -33,7 +33,15 @@ from mapet_mm.evaluation.pixel_labels import (
     majority,
     pixel_labels,
 )
-from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row, at_edge, every_tenth
+from mapet_mm.evaluation.protocol import (
+    PROTOCOLS,
+    Evaluated,
+    Protocol,
+    Row,
+    at_edge,
+    check_class_names,
+    every_tenth,
+)
 from mapet_mm.evaluation.protocols.regression import require_scikit_learn
 from mapet_mm.utils.dist import print_once
 

@@ -11,7 +11,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from mapet_mm.evaluation.features import MemoryFeatures
-from mapet_mm.evaluation.image_sets import ImageSetError
+from mapet_mm.evaluation.images import ImageSetError
 from mapet_mm.evaluation.pixel_labels import Areas, join_cells, label_cells, majority
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols import segmentation
@@ -157,6 +157,9 @@ class SimpleSet(SimpleNamespace):
 
     def __getitem__(self, index: int) -> dict:
         return self.dataset[index]
+
+    def useful_workers(self, num_images: int) -> int:
+        return 0
 
 
 def test_a_row_for_the_table_and_details_for_settings_and_classes():

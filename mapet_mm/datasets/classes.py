@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mapet_mm.utils.errors import UserError, listed, reason_of
+from mapet_mm.utils.identity import file_of
 
 # Folders that divide a data set and are no classes.
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
@@ -132,7 +133,7 @@ def read_labels(file: str | Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def read_table(file: str | Path, names: Sequence[str], noun: str, option: str) -> dict[str, str]:
-    """What a file of lines `name<tab or space>value` says of each image.
+    """What a file of lines `name<tab or space>value` says of each image; of a tile, by its own or its file's.
 
     Args:
         file: the text, in UTF-8 or as spreadsheets write it.
@@ -148,7 +149,7 @@ def read_table(file: str | Path, names: Sequence[str], noun: str, option: str) -
     found = {}
     missing = []
     for name in names:
-        value = said.get(name) or by_key.get(_key(name))
+        value = said.get(name) or by_key.get(_key(name)) or by_key.get(_key(file_of(name)))
         if value:
             found[name] = value
         else:

@@ -10,7 +10,7 @@ from itertools import chain
 
 from tqdm import tqdm
 
-from mapet_mm.utils.identity import digest_of_file
+from mapet_mm.utils.identity import digest_of_file, file_of
 
 THREADS = 16  # that wait for a network's storage
 AT_ONCE = 64  # files for a thread
@@ -18,11 +18,25 @@ PART = 4096  # bytes in the middle of a file: of photographs, the beginnings are
 
 
 def first_copies(paths: Sequence[str]) -> list[int]:
-    """For each file, the index of the first one with the same content: its own, if there is none before.
+    """For each image, the index of the first one with the same content: its own, if there is none before.
+
+    A tile is a copy of the same tile of an equal file.
 
     Of files of one size a few bytes are compared, and of those that agree all, so that a million files take a
     minute or two. Files that cannot be read, and empty ones, have no copies.
     """
+    files = list(dict.fromkeys(map(file_of, paths)))
+    original = dict(zip(files, [files[index] for index in _first_files(files)], strict=True))
+    seen: dict[str, int] = {}
+    first = []
+    for index, path in enumerate(paths):
+        file = file_of(path)
+        first.append(seen.setdefault(original[file] + path[len(file) :], index))
+    return first
+
+
+def _first_files(paths: Sequence[str]) -> list[int]:
+    """For each file, the index of the first one with the same content."""
     first = list(range(len(paths)))
     groups = [first.copy()]
     with ThreadPoolExecutor(THREADS) as threads:

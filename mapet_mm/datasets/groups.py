@@ -11,17 +11,19 @@ import numpy as np
 
 from mapet_mm.datasets.classes import NAMED, classes_at, read_table
 from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.identity import file_of
 
 Image = TypeVar("Image", str, int)  # its name, or its index
 
 
 def groups_of(groups: str | int | Path | None, names: Sequence[str]) -> tuple[dict[str, str] | None, str]:
-    """The group of each image, and words for it; None without groups.
+    """The group of each image, and words for it; None without groups. Tiles of a file are always one.
 
     Args:
         groups: a level of folders, 1 for those directly in the folder of images, or a file of lines
             `name group`. Folders of one name are one group wherever they are: `T1/patient7` and
-            `T2/patient7` are one patient. An image that is not so deep is a group of its own.
+            `T2/patient7` are one patient. An image that is not so deep is a group of its own. None takes the
+            files, if the images are tiles.
         names: of the images, relative to their folder.
 
     Raises:
@@ -32,7 +34,9 @@ def groups_of(groups: str | int | Path | None, names: Sequence[str]) -> tuple[di
         {'anna/1.png': 'anna', 'anna/2.png': 'anna', 'ben/1.png': 'ben'}
     """
     if groups is None:
-        return None, ""
+        files = {name: file_of(name) for name in names}
+        are_tiles = any(name != file for name, file in files.items())
+        return (files, "tiles of one file are one group") if are_tiles else (None, "")
     found = read_groups(groups, names)
     distinct = sorted(set(found.values()))
     if len(distinct) < 2:
@@ -49,7 +53,7 @@ def read_groups(groups: str | int | Path, names: Sequence[str]) -> dict[str, str
     if not text.isdecimal():
         return read_table(text, names, "group", "--groups")
     folders = classes_at(names, int(text))
-    return {name: folders.get(name, name) for name in names}
+    return {name: folders.get(name, file_of(name)) for name in names}
 
 
 def shuffled_classes(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -39,6 +40,8 @@ TIFF_COLOURS = {
     "CIELAB": 3,
     "SEPARATED": 4,
 }
+ORIENTATION = 274  # the tag of EXIF
+LYING = (5, 6, 7, 8)  # its values for a picture on its side
 EIGHT_BITS = np.dtype(np.uint8)
 DICOM = b"DICM"  # after 128 bytes of any content
 MASK_SHARE = 0.5  # of a band's values that are 0 or 255, from which on it is a mask
@@ -175,11 +178,24 @@ def look_at_path(path: str) -> Picture:
 
 
 def size_of(path: str, picture: Picture) -> tuple[int, int]:
-    """Width and height of a picture in pixels; OSError if its file is broken."""
+    """Width and height in pixels of a picture as it is decoded, upright; OSError if its file is broken."""
     if picture.size:
         return picture.size
     with Image.open(path) as image:
-        return image.size
+        width, height = image.size
+        lies = image.getexif().get(ORIENTATION, 1) in LYING
+    return (height, width) if lies else (width, height)
+
+
+@contextmanager
+def of_any_size() -> Iterator[None]:
+    """Let Pillow open larger pictures than it takes for harmless, to read their headers."""
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
 def spread(count: int, most: int = LOOKED_AT) -> list[int]:

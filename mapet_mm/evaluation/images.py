@@ -21,7 +21,7 @@ from mapet_mm.datasets.pipelines import label_of, leaf_datasets
 from mapet_mm.tokenizers.images import ImageReader
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, listed
-from mapet_mm.utils.identity import digest, tar_of
+from mapet_mm.utils.identity import digest, file_of, tar_of
 from mapet_mm.utils.loader_workers import default_workers
 
 
@@ -142,7 +142,7 @@ class ImageSet:
 def _size_and_time(path: str) -> tuple[int, int] | None:
     """Size and mtime of an image's file, or of the tar file that it is in; None for images elsewhere."""
     try:
-        found = os.stat(path)
+        found = os.stat(file_of(path))
     except OSError:
         tar_file = tar_of(path)
         if tar_file is None:

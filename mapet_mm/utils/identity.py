@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.errors import UserError
 
 IDENTITY = "identity.json"
+CORNER = re.compile(r"\d+,\d+")  # of a tile, behind a file's name and `#`
 SAMPLED_FILES = 64
 LARGEST_READ = 2**24  # bytes
 SAMPLED_TAR_FILES = 8  # whose members are listed from the start
@@ -70,12 +72,14 @@ def digest_of_file(path: str | os.PathLike) -> str:
 def file_digests(root: str | os.PathLike | None, names: Iterable[str]) -> dict[str, str]:
     """SHA-256, by name, of 64 of the images below a folder: whether others have the same names elsewhere.
 
-    Which ones, the names decide. An image that cannot be decoded has no digest, so that it may be repaired.
+    Of tiles it is that of their files. Which ones, the names decide. An image that cannot be decoded has no
+    digest, so that it may be repaired.
     All are left out that are not in files or tar files of this machine.
     """
     if root is None:
         return {}
-    chosen = nsmallest(SAMPLED_FILES, names, key=lambda name: (_checksum(name), name))
+    files = dict.fromkeys(map(file_of, names))
+    chosen = nsmallest(SAMPLED_FILES, files, key=lambda name: (_checksum(name), name))
     contents = _contents(Path(root), chosen)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents if _is_image(content)}
 
@@ -131,6 +135,12 @@ def folder_of(parent: Path, identity: Mapping[str, Any], names: Iterable[str]) -
     remedy = "bring that one back, or remove the folder"
     require_same_files(json.loads(record.read_text()), identity["data_root"], f"`{folder}`", remedy)
     return folder
+
+
+def file_of(path: str) -> str:
+    """The file that the path or name of an image leads to: `a.png` of the tile `a.png#0,224`."""
+    file, mark, corner = path.rpartition("#")
+    return file if mark and CORNER.fullmatch(corner) else path
 
 
 def tar_of(path: str | os.PathLike) -> Path | None:

@@ -21,7 +21,9 @@ from mapet_mm.datasets.pictures import (
     read_pixels,
     to_8_bits,
 )
+from mapet_mm.datasets.tiles import LAST_PICTURE, cut_tile
 from mapet_mm.registry import TRANSFORMS
+from mapet_mm.utils.identity import file_of
 
 
 @TRANSFORMS.register_module()
@@ -39,6 +41,8 @@ class LoadPicture(LoadImageFromFile):
         bands: that are taken, in this order, from 1. None: all; a grey picture becomes three equal bands, as
             OpenMMLab reads it.
         page: of a file with several, from 0. None: pages of one band each are taken as bands.
+        tile: side in pixels of the part that a path `FILE#x,y` names, from its upper left corner. The file is
+            decoded once for tiles that come one after the other, and stays in memory until another one is.
         **kwargs: arguments of `LoadImageFromFile`.
 
     Raises:
@@ -56,6 +60,7 @@ class LoadPicture(LoadImageFromFile):
         range: Sequence[Any] | None = None,
         bands: Sequence[int] | None = None,
         page: int | None = 0,
+        tile: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -69,9 +74,20 @@ class LoadPicture(LoadImageFromFile):
             self.pairs = pairs.tolist()
         self.bands = None if bands is None else list(bands)
         self.page = page
+        self.tile = tile
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:
         """Add `img`, `img_shape` and `ori_shape`."""
+        path = str(results.get("img_path"))
+        if self.tile is None or path == file_of(path):
+            return self._load(results)
+        of_file = {**results, "img_path": file_of(path)}
+        picture = LAST_PICTURE.get((self, file_of(path)), lambda: self._load(of_file)["img"])
+        image = cut_tile(picture, path, self.tile)
+        return {**results, "img": image, "img_shape": image.shape[:2], "ori_shape": image.shape[:2]}
+
+    def _load(self, results: dict[str, Any]) -> dict[str, Any]:
+        """The whole picture."""
         content = fileio.get(results["img_path"], backend_args=self.backend_args)
         picture = look_at(BytesIO(content))
         is_photograph = picture.kind == "photograph"

@@ -55,6 +55,7 @@ def main() -> None:
         choose_members,
         draw_codebook_sheet,
         find_members,
+        picture_reader,
     )
     from mapet_mm.visualization.report import Report, Section, write_report
     from mapet_mm.visualization.token_statistics import draw_usage, measure_usage, usage_table
@@ -65,10 +66,11 @@ def main() -> None:
     usage, names = measure_usage(store, images.labels()), images.class_names()
     about_usage = "Patches of each token in use; dotted, what each would have if all were used evenly."
     sections = [Section("How often tokens are used", about_usage, [draw_usage(usage)])]
+    read = picture_reader(store)
     members = find_members(store, args.tokens or usage.most_used(args.count), LIMIT)
     for token, patches in members.items():
         row = SheetRow(f"token {token}, random patches", choose_members(patches, args.patches, seed=0))
-        figure = draw_codebook_sheet([row], images.data_root, store.grid, args.context)
+        figure = draw_codebook_sheet([row], images.data_root, store.grid, args.context, read)
         sections.append(Section(f"Token {token}", token_caption(token, usage, names), [figure]))
     report = Report(
         "Codebook",

@@ -16,9 +16,10 @@ from mapet_mm.cli.starts import GRID, Start, take_start
 from mapet_mm.datasets.classes import classes_of
 from mapet_mm.datasets.groups import groups_of
 from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
+from mapet_mm.datasets.tiles import tile_names
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
-from mapet_mm.utils.disk import GIGABYTE, free_bytes
+from mapet_mm.utils.disk import GIGABYTE, free_bytes, require_room
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.run_folder import INIT
 
@@ -64,16 +65,8 @@ class Choices:
 
 def choose(args: PretrainOptions) -> Choices:
     """Count the images and decide; weights to start from become RUN/init.pth."""
-    names, others = find_images(args.images)
+    names, words = training_images(args)
     count = len(names)
-    words = [f"images: {count}"]
-    left_out = others_text(others)
-    if left_out:
-        words.append(f"other files, left out: {left_out}")
-    if not names:
-        raise UserError(
-            f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}"
-        )
     # To refuse what is wrong before anything is made.
     groups, _ = groups_of(args.groups, names)
     classes_of(args.labels, names, args.class_level, groups)
@@ -96,7 +89,9 @@ def choose(args: PretrainOptions) -> Choices:
     words.append(f"model: {model}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
     if args.method == "visible-mim":
         words.append("method: VisibleMIM, an extension: the ViT sees half of an image, a predictor the rest")
-    stores_squares, squares = choose_squares(count, side_of(start), args.epochs, args.out)
+    stores_squares, squares = choose_squares(
+        count, side_of(start), args.epochs, args.out, are_tiles=args.tiles is not None
+    )
     words.append(squares)
     return Choices(arch, start, tokens, fit, stores_squares, names, words)
 
@@ -104,6 +99,29 @@ def choose(args: PretrainOptions) -> Choices:
 def side_of(start: Start | None) -> int:
     """Side in pixels of the images that a start's ViT takes; that of a plain ViT's without one."""
     return start.images.img_size[0] if start and start.images else SIDE
+
+
+def training_images(args: PretrainOptions) -> tuple[list[str], list[str]]:
+    """Names of the images, or of their tiles, and lines about them; UserError if there are none."""
+    names, others = find_images(args.images)
+    words = [f"images: {len(names)}"]
+    left_out = others_text(others)
+    if left_out:
+        words.append(f"other files, left out: {left_out}")
+    if not names:
+        raise UserError(
+            f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}"
+        )
+    if args.tiles:
+        side, overlap = args.tiles
+        tiles, largest = tile_names(args.images, names, side, overlap)
+        size = f"{3 * largest / GIGABYTE:.3g} GB"
+        words.append(
+            f"tiles: {len(tiles)} of {side} px, with an overlap of {overlap}, in {len(names)} files; each "
+            f"process that decodes holds one file, of {size} at most, and twice that while it decodes it"
+        )
+        names = tiles
+    return names, words
 
 
 def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
@@ -142,12 +160,21 @@ def vocabulary(images: int, grid: int = GRID, epochs: int | None = None) -> Voca
     return Vocabulary(grid**2, k, *EFFORTS[0])
 
 
-def choose_squares(images: int, side: int, epochs: int, out: Path) -> tuple[bool, str]:
+def choose_squares(
+    images: int, side: int, epochs: int, out: Path, are_tiles: bool = False
+) -> tuple[bool, str]:
     """Whether to decode each image once and store its square in a folder, and a line that says why.
 
-    It pays from the second epoch on. Half of the free disk stays for checkpoints and other users.
+    It pays from the second epoch on. Half of the free disk stays for checkpoints and other users. Tiles are
+    always stored: in random order, each would cost the decoding of its file.
+
+    Raises:
+        UserError: there is no room for tiles.
     """
     needed = images * 3 * side**2
+    if are_tiles:
+        require_room(out, needed, f"{images} tiles", "take larger tiles or less overlap, or another --out")
+        return True, f"squares: each file is decoded once and its tiles stored, in {needed / GIGABYTE:.3g} GB"
     if epochs == 1:
         return False, "squares: not stored, because one epoch decodes each image once"
     free = free_bytes(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
@@ -141,6 +142,14 @@ def images_config(args: PretrainOptions, pipeline: list) -> dict[str, Any]:
     return dict(type="mapet_mm.ImageFolder", **folder, pipeline=pipeline)
 
 
+def of_tiles(steps: Sequence[dict[str, Any]], tiles: tuple[int, int] | None) -> list[dict[str, Any]]:
+    """The steps of a pipeline, which loads tiles if there are any."""
+    load, *others = steps
+    if tiles:
+        load = dict(load, type="mapet_mm.LoadPicture", tile=tiles[0])
+    return [load, *others]
+
+
 def tokenizer_config(args: PretrainOptions, choices: Choices) -> Config:
     """Images -> codebook -> tokens; images that cannot be decoded are left out and listed in the store."""
     tokens = choices.tokens
@@ -152,7 +161,7 @@ def tokenizer_config(args: PretrainOptions, choices: Choices) -> Config:
     pipeline = [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
     if choices.start and choices.start.images:  # the part of each image that the start's ViT sees
         pipeline = choices.start.images.at(tokens.image_size).pipeline
-    images = images_config(args, pipeline)
+    images = images_config(args, of_tiles(pipeline, args.tiles))
     return Config(
         dict(
             data_root=images["data_prefix"],
@@ -186,6 +195,7 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     if choices.start and choices.start.network:
         take_network(cfg, choices.start)
         load_square = choices.start.images.pipeline[:-1]
+    load_square = of_tiles(load_square, args.tiles)
     total = args.batch_size * process_count(args)
     rate, decay = learning_rates(args, total, continues=choices.start is not None)
     if decay < 1:

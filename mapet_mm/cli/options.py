@@ -32,6 +32,23 @@ from mapet_mm.utils.run_folder import Run
 EPOCHS = 300
 COUNT = whole_number("1 or more", lambda count: count >= 1)
 CLASS_LEVEL = Kind(class_level, "a level of folders, 1 or more, or none", "N|none")
+
+
+def _tiles(value: Any) -> tuple[int, int]:
+    """Side and overlap of tiles, of `SIDE[,OVERLAP]` or numbers."""
+    if isinstance(value, str):
+        value = value.split(",")
+    elif isinstance(value, int):
+        value = [value]
+    if len(value) == 1:
+        value = [*value, 0]
+    side, overlap = map(int, value)
+    if not 0 <= overlap < side:
+        raise ValueError(value)
+    return side, overlap
+
+
+TILES = Kind(_tiles, "SIDE or SIDE,OVERLAP, in pixels, with an overlap below the side", "SIDE[,OVERLAP]")
 GROUPS = Kind(groups_source, "a level of folders, 1 or more, or a file", "LEVEL|FILE")
 
 
@@ -94,6 +111,15 @@ class PretrainOptions(Options):
             recorded="always",
         ),
     ] = "auto"
+    tiles: Annotated[
+        tuple[int, int] | None,
+        Option(
+            TILES,
+            "divide each picture into tiles of so many of its pixels, with an overlap, each an image; the "
+            "last one of a row or column is moved inward",
+            "a picture is one image",
+        ),
+    ] = None
     epochs: Annotated[
         int | None,
         Option(

@@ -127,7 +127,8 @@ def with_files(args: PretrainOptions, options: dict[str, Any], names: Sequence[s
         return {**options, "files": dict(images=file_digests(args.images, names), labels=labels)}
     if files is None:
         return options
-    require_all(args, names)
+    if options.get("tiles") == recorded.get("tiles"):  # other tiles are named by `require_settings`
+        require_all(args, names)
     remedy = "bring that one back, or take another --out"
     if require_same_files(files["images"], args.images, f"run `{args.out}`", remedy):
         options = {**options, "images": recorded["images"]}
@@ -165,7 +166,7 @@ def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The options with the identity of the weights to start from.
     """
-    from mapet_mm.cli.choices import choose, find_images
+    from mapet_mm.cli.choices import choose, training_images
     from mapet_mm.cli.configs import move_images, write_configs
     from mapet_mm.cli.verdict import require_same_classes
     from mapet_mm.structures.names import read_lines
@@ -180,7 +181,7 @@ def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
         return options
 
     require_same_classes(args, args.run.options)
-    names, _ = find_images(args.images)
+    names, _ = training_images(args)
     options = with_start(args, with_files(args, options, names))
     require_settings(args.out, options, "run", "take another --out")
     print(f"going on with {' and '.join(map(str, configs))}", flush=True)

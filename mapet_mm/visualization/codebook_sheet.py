@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import mmcv
@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import UInt8
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from mmengine.registry import DefaultScope
 
+from mapet_mm.registry import TRANSFORMS
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Section
@@ -118,8 +120,20 @@ def _window(centre: int, context: int, length: int) -> tuple[int, int]:
     return first, first + size
 
 
+def picture_reader(store: TokenStore) -> Callable[[str], UInt8[np.ndarray, "height width 3"]]:
+    """What reads an image in RGB as the tokenizer of a store did: also a tile, or one of more than 8 bits."""
+    pipeline = (store.preprocessing or {}).get("pipeline") or [dict(type="LoadImageFromFile")]
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        load = TRANSFORMS.build(pipeline[0])
+    return lambda path: load(dict(img_path=path))["img"][:, :, ::-1]
+
+
 def draw_codebook_sheet(
-    rows: Sequence[SheetRow], image_root: str | os.PathLike, grid: tuple[int, int], context: int = 3
+    rows: Sequence[SheetRow],
+    image_root: str | os.PathLike,
+    grid: tuple[int, int],
+    context: int = 3,
+    read: Callable[[str], UInt8[np.ndarray, "height width 3"]] | None = None,
 ) -> Figure:
     """Draw patches that share a token, each framed in its surroundings, one row of cells per `SheetRow`.
 
@@ -128,7 +142,9 @@ def draw_codebook_sheet(
         image_root: the folder that the patches' image names are relative to.
         grid: `(H, W)` patches of an image.
         context: patches shown around the framed one, on each side.
+        read: an image in RGB by its path; None reads photographs, upright and in 8 bits.
     """
+    read = read or partial(mmcv.imread, channel_order="rgb")
     columns = max(1, *(len(row.patches) for row in rows))
     width = columns * (CELL_INCHES + GAP_INCHES)
     height = len(rows) * (CELL_INCHES + TITLE_INCHES) + GAP_INCHES
@@ -142,7 +158,7 @@ def draw_codebook_sheet(
         for axes in line:
             axes.set_axis_off()
         for axes, patch in zip(line, row.patches, strict=False):
-            image = mmcv.imread(Path(image_root, patch.name), channel_order="rgb")  # upright, 8 bits
+            image = read(os.path.join(image_root, patch.name))
             crop, (x, y, *size) = crop_around(image, patch, grid, context)
             # Smoothing would hide the patch's content in a small crop
             axes.imshow(crop, interpolation="antialiased" if crop.shape[1] > 96 else "nearest")
@@ -176,4 +192,5 @@ def codebook_section(
         f"One token a row, its patch framed in red in its surroundings: the {len(rows)} most used of "
         f"{store.vocab_size} tokens; patches drawn at random."
     )
-    return Section("Patches that share a token", caption, [draw_codebook_sheet(rows, image_root, store.grid)])
+    figure = draw_codebook_sheet(rows, image_root, store.grid, read=picture_reader(store))
+    return Section("Patches that share a token", caption, [figure])

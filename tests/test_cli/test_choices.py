@@ -495,6 +495,42 @@ def test_squares_are_stored_if_several_epochs_read_them_and_half_of_the_disk_has
     assert line in said
 
 
+def test_tiles_are_images_from_the_first_line_to_the_configs(photographs, planned, capsys):
+    """Their number, bytes and memory are said; each file is one group; the squares are always stored."""
+    scene = np.random.default_rng(0).integers(0, 256, (40, 100, 3), np.uint8)
+    Image.fromarray(scene).save(photographs / "scene.png")
+    args = options(photographs, "--epochs", "1", "--tiles", "40,10", "--no-verdict")
+    pretrain(args)
+    printed = capsys.readouterr().out
+    assert "tiles: 6 of 40 px, with an overlap of 10, in 4 files; each process" in printed
+    assert "squares: each file is decoded once and its tiles stored, in 0.000903 GB" in printed
+    names = read_lines(args.out / IMAGES)
+    assert names[-3:] == ["scene.png#0,0", "scene.png#30,0", "scene.png#60,0"]
+    cfg = Config.fromfile(args.out / "pretrain.py")
+    assert (cfg.train_dataloader.dataset.type, cfg.train_dataloader.dataset.square[0]) == (
+        "mapet_mm.StoredImages",
+        dict(type="mapet_mm.LoadPicture", tile=40),
+    )
+    cfg = Config.fromfile(args.out / "tokenizer.py")
+    images = DATASETS.build(dict(cfg.dataset[0], data_root=str(args.out), data_prefix=str(photographs)))
+    assert images[5]["inputs"].shape == (3, 224, 224)
+    tile = images.pipeline.transforms[0](images.get_data_info(5))["img"]
+    assert np.array_equal(tile, scene[:, 60:, ::-1])
+    pretrain(args)  # the same images again
+    with pytest.raises(UserError, match=r"tiles.1: 10, now 0"):
+        pretrain(options(photographs, "--epochs", "1", "--tiles", "40", "--no-verdict"))
+    for wrong in ("40,40", "0", "1,2,3", "a"):
+        with pytest.raises(UserError, match="--tiles must be SIDE or SIDE,OVERLAP"):
+            PretrainOptions(images="a", out="b", tiles=wrong)
+    assert PretrainOptions(images="a", out="b", tiles=40).tiles == (40, 0)
+
+
+def test_tiles_without_room_for_their_squares_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1e9))
+    with pytest.raises(UserError, match=r"10000 tiles: 1.51 GB .* larger tiles or less overlap"):
+        choices.choose_squares(10_000, 224, 300, tmp_path, are_tiles=True)
+
+
 JITTER = dict(brightness=0.4, contrast=0.4, saturation=0.4)
 
 

@@ -5,14 +5,19 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from mmengine.dataset import Compose
 from PIL import Image
 
 from mapet_mm import LoadPicture
+from mapet_mm.datasets import StoredImages
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import groups_of
 from mapet_mm.datasets.pictures import PictureError
 from mapet_mm.datasets.tiles import corners, tile_names
+from mapet_mm.registry import TRANSFORMS
+from mapet_mm.structures import TokenStore
 from mapet_mm.tokenizers.images import ImageReader, UndecodableError
+from mapet_mm.tokenizers.squares import SquareLoader, store_images
 from mapet_mm.utils.identity import file_digests, file_of
 
 RANDOM = np.random.default_rng(0)
@@ -69,6 +74,28 @@ def test_tiles_are_the_pixels_that_pillow_crops(folder, monkeypatch):
 def count(decoded, plain, load, results):
     decoded[results["img_path"]] += 1
     return plain(load, results)
+
+
+def test_tiles_are_rows_of_a_store_whose_squares_are_made_file_by_file(folder, monkeypatch):
+    decoded = Counter()
+    plain = LoadPicture._load
+    monkeypatch.setattr(LoadPicture, "_load", lambda self, results: count(decoded, plain, self, results))
+    names, _ = tile_names(folder, ["lying.jpg", "scene.png", "small.png"], 100)
+    store = TokenStore.create(folder / "tokens", names, (2, 2), 8, "digest", data_root=folder)
+    store.write(range(len(names)), np.zeros((len(names), 2, 2), int))
+    load = dict(type="mapet_mm.LoadPicture", tile=100)
+    resize = dict(type="mmpretrain.ResizeEdge", scale=16)
+    steps = [load, resize, dict(type="mmpretrain.CenterCrop", crop_size=16)]
+    loader = SquareLoader(store, steps, str(folder), Compose([TRANSFORMS.build(step) for step in steps]))
+    _, num_written = store_images(loader)
+    assert num_written == len(names) == 26
+    assert set(decoded.values()) == {1}
+    images = StoredImages(str(store.path), size=16, square=steps)
+    scene = np.asarray(Image.open(folder / "scene.png"))[:, :, ::-1]
+    row = names.index("scene.png#200,100")
+    expected = loader.steps.transforms[1](dict(img=scene[100:200, 200:300].copy()))["img"]
+    assert np.array_equal(images[row]["img"], expected)
+    assert images[row]["img_path"] == str(folder / "scene.png#200,100")
 
 
 def test_two_readers_do_not_take_each_others_pictures(folder):

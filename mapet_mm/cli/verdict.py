@@ -60,7 +60,10 @@ def write_lists(args: PretrainOptions, names: Sequence[str]) -> list[str]:
     classes, words = classes_of(args.labels, names, args.class_level, groups)
     split = split_images(names, args.images, classes, groups, args.seed)
     if not split.held_out:
-        return [f"verdict: none, because each group is too large to be held out; {about_groups}"]
+        reason = "too few images have a class"
+        if groups:
+            reason = f"each group is too large to be held out; {about_groups}"
+        return [f"verdict: none, because {reason}"]
     num_passed = args.epochs * len(names)
     images = verdict_images(split.voters, split.testable, classes, num_passed, args.seed, groups)
     for file, listed in ((TRAINED, split.trained), (HELD_OUT, split.held_out)):

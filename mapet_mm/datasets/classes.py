@@ -61,7 +61,10 @@ def classes_of(
     if each_in_one_group(classes, groups):
         if level:
             raise UserError(f"--class-level {level}: no folder at it has images of two groups")
-        return None, f"the folders at level {found} are groups, and no classes (--labels FILE names classes)"
+        return None, (
+            f"the folders at level {found} are groups, and no classes (--labels FILE names classes, "
+            "--class-level N a level)"
+        )
     words = f"{named(classes)}, the folders at level {found} (--class-level N|none says otherwise)"
     outside = [name for name in names if name not in classes]
     if outside:

@@ -298,6 +298,12 @@ def test_few_or_large_groups_give_no_verdict_by_labels(tmp_path, capsys):
     assert "verdict: none, because each group is too large" in capsys.readouterr().out
 
 
+def test_where_hardly_an_image_has_a_class_there_is_no_verdict(tmp_path, capsys):
+    names = ["a/1.png", "a/2.png", "b/1.png", "b/2.png", *(f"{number}.png" for number in range(90))]
+    assert lists(tmp_path, names) == {}
+    assert "verdict: none, because too few images have a class" in capsys.readouterr().out
+
+
 def test_a_verdict_may_take_groups_that_the_pre_training_did_not(tmp_path, capsys):
     """Half of the groups with images on both sides are tested, and the others vote."""
     (tmp_path / "labels.txt").write_text("".join(f"{name}\t{int(name[1:3]) % 2}\n" for name in SLICES))

@@ -87,19 +87,21 @@ def test_without_a_declaration_all_run_that_the_images_suit(choose, images, caps
         choose(names=["LowShot"])
 
 
-def test_the_own_protocol_of_the_docs_runs(choose, config, root, images, request):
-    """Among all others, too."""
+def test_the_own_protocol_of_the_docs_runs(choose, config, root, images, monkeypatch, request):
+    """As the page says: a module and a config that names it. Among all others, too."""
     request.addfinalizer(lambda: PROTOCOLS_OF_SUITE.module_dict.pop("MeanNorm"))
-    page = Path("docs/evaluation.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?class MeanNorm.*?)```", page, re.DOTALL)
-    exec(example, dict(__name__="own"))
-    chosen = choose()
-    assert names(chosen)[-1] == "MeanNorm"
+    request.addfinalizer(lambda: sys.modules.pop("my_protocols"))
+    section = Path("docs/evaluation.md").read_text().partition("## Add a protocol")[2]
+    module, declaration = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (root / "my_protocols.py").write_text(module)
+    (root / "own.py").write_text(declaration.replace("data/photos", str(root / "data")))
+    monkeypatch.syspath_prepend(root)
     model = load_checkpoint(config, None)
-    rows = rows_of(model, images, chosen[-1:], root / "cache")
+    rows = evaluate({"one": model}, Wish(str(root / "own.py")), root / "cache")["one"]
     assert [row.name for row in rows] == ["mean norm, class token", "mean norm, mean"]
     features = take_features(model, images["val"], root / "cache")
     assert rows[1].value == pytest.approx(features.pooled("mean").norm(dim=1).mean().item())
+    assert names(choose())[-1] == "MeanNorm"
 
 
 def test_expensive_protocols_run_by_name_or_all(choose, capsys):

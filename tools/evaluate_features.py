@@ -86,7 +86,7 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
+    from mapet_mm.cli.verdict import choice_words, takes_other_classes, with_other_classes
     from mapet_mm.evaluation.models import find_model, random_twin
     from mapet_mm.evaluation.run import Wish, evaluate
     from mapet_mm.evaluation.tables import results_table
@@ -137,6 +137,9 @@ def main() -> None:
         return
     table = results_table(results)
     print(f"\n{format_table(table)}")
+    about_choice = choice_words(args.model, args.checkpoint, args.data)
+    if about_choice:
+        print(f"\n{about_choice}")
     if args.out:
         summary = f"Frozen features of {', '.join(results)}."
         command = shlex.join(["python", *sys.argv])

@@ -76,8 +76,8 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    from mapet_mm.cli.run_report import choice_words, method_words, report_of_run, token_accuracy_of
-    from mapet_mm.cli.verdict import drop_skipped, takes_other_classes, with_other_classes
+    from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
+    from mapet_mm.cli.verdict import choice_words, drop_skipped, takes_other_classes, with_other_classes
     from mapet_mm.evaluation.image_sets import read_image_sets
     from mapet_mm.evaluation.models import RANDOM, load_model
     from mapet_mm.evaluation.verdict import RESULT, START, judge
@@ -115,7 +115,7 @@ def main() -> None:
         models[name] = (model, read_image_sets(declaring, args.data, workers=args.workers, **sources))
     verdict = judge(models, args.cache, accuracy)
     if run:
-        about_choice = "" if args.data else choice_words(args.checkpoint)
+        about_choice = choice_words(args.model, args.checkpoint, args.data)
         sentences = [verdict.sentence, about_choice, method_words(run)]
         verdict = replace(verdict, sentence=" ".join(filter(None, sentences)))
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")

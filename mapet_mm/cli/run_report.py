@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from mapet_mm.dependencies import version_report
-from mapet_mm.engine.hooks.knn_probe_hook import BEST, TOP1
+from mapet_mm.engine.hooks.knn_probe_hook import TOP1
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.models import Model
@@ -21,7 +21,7 @@ from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.config import read_config, type_name
-from mapet_mm.utils.run_folder import IMAGES, TOKENIZER, Run
+from mapet_mm.utils.run_folder import BEST, IMAGES, TOKENIZER, Run
 from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
 from mapet_mm.visualization.features import (
@@ -56,13 +56,6 @@ def method_words(run: Run) -> str:
         "The method is VisibleMIM, an extension: in small trials its frozen features beat MaPeT's on images "
         "like those of its training, and on others were behind MIM's (docs/extensions.md)."
     )
-
-
-def choice_words(checkpoint: str | None) -> str:
-    """A sentence about weights that were chosen on the images of a RUN's verdict; none about others."""
-    if not checkpoint or Path(checkpoint).name != BEST:
-        return ""
-    return "These weights were chosen by k-NN on images that are tested here, so their figures are too good."
 
 
 def report_of_run(

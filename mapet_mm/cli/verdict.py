@@ -24,6 +24,7 @@ from mapet_mm.utils.config import type_name
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.run_folder import (
+    BEST,
     GROUPS,
     HELD_OUT,
     OTHER_GROUPS,
@@ -353,6 +354,14 @@ def with_other_classes(
     loader["dataset"].pop("groups", None)
     cfg[SECTION] = image_sets(loader, run, OTHER_VOTING, OTHER_TESTED, OTHER_GROUPS)
     return cfg
+
+
+def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:
+    """A sentence about weights of a RUN that were chosen on the images of its verdict; none about others."""
+    on_chosen = data is None and Path(model, TESTED).is_file()
+    if not on_chosen or not checkpoint or Path(checkpoint).name != BEST:
+        return ""
+    return "These weights were chosen by k-NN on images that are tested here, so their figures are too good."
 
 
 def drop_skipped(run: Run, voting: str = VOTING, tested: str = TESTED) -> None:

@@ -29,6 +29,7 @@ GROUPS = "groups.txt"  # of all images, in lines `name<tab>group`, if there are 
 OTHER_VOTING = "verdict_train_other.txt"
 OTHER_TESTED = "verdict_val_other.txt"
 OTHER_GROUPS = "groups_other.txt"
+BEST = "best_knn.pth"  # beside the training's checkpoints: the weights of its best k-NN probe
 VERDICT = "verdict.json"
 REPORT = "report.html"
 EXPORT_FOLDERS = {"timm": "timm", "hf": "huggingface"}  # of each library

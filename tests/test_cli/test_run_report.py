@@ -21,7 +21,7 @@ from starts import save_timm
 
 from mapet_mm.cli import pretrain as command
 from mapet_mm.cli.pretrain import parse_args, pretrain
-from mapet_mm.cli.run_report import choice_words
+from mapet_mm.cli.verdict import choice_words
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.run_folder import INIT
 from mapet_mm.visualization import report as pages
@@ -198,8 +198,9 @@ def test_a_verdict_on_the_best_probes_weights_says_that_they_were_chosen_so(run,
         run_tool(monkeypatch, "verdict.py", "run", f"run/training/{file}", "--cache", run / "features")
         printed.append(capsys.readouterr().out.partition("\nmeasure ")[2])
         monkeypatch.chdir(run.parent)
-    chosen = f" {choice_words('best_knn.pth')}"
+    chosen = f" {choice_words(str(run), 'best_knn.pth', None)}"
     assert "chosen by k-NN on images that are tested here" in chosen
+    assert not choice_words(str(run), "best_knn.pth", data="photos")
     assert printed[0].count(chosen) == 1
     assert printed[0].replace(chosen, "") == printed[1]
     assert "token accuracy" not in printed[1]  # that of the last weights, whichever were named

@@ -30,9 +30,9 @@ from mapet_mm.evaluation.tokens import TokenBackbone
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 from mapet_mm.utils.loader_workers import outlive_signals
+from mapet_mm.utils.run_folder import BEST
 
 TOP1 = "knn/top1"
-BEST = "best_knn.pth"
 BEST_TOP1 = "best_knn"  # in MMEngine's message hub
 
 

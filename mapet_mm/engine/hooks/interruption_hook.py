@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -19,7 +18,7 @@ from mapet_mm.engine.hooks.whole_checkpoint_hook import WHOLE_FILES, checkpoint_
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import STOPPED, worker_message
-from mapet_mm.utils.loader_workers import outlive_signals
+from mapet_mm.utils.loader_workers import KilledWorkers, outlive_signals
 from mapet_mm.utils.signals import SAME_SIGNAL_SECONDS, listen
 
 LATEST = "latest.pth"
@@ -69,27 +68,17 @@ class InterruptionHook(Hook):
         self.signal_received: int | None = None
         self._plan_look(runner.iter, seconds=LOOK_SECONDS / self.interval)
         self.stop_listening = listen(self._on_signal)
-        self.on_child = None  # PyTorch's handler of SIGCHLD, once a loader has workers
-        self.in_step = False
-        self.worker_error: RuntimeError | None = None
+        self.workers = KilledWorkers(self._end_without_worker)
         self.whole_step: dict[str, int] | None = None  # that the model in memory stands after
 
     def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
-        """Let no killed worker end a step half-way: PyTorch raises wherever Python is."""
-        self.in_step = True
-        handler = signal.getsignal(signal.SIGCHLD)
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread and callable(handler) and handler != self._on_child:
-            earlier = getattr(handler, "__self__", None)  # this hook of a run that an error has ended
-            self.on_child = earlier.on_child if isinstance(earlier, InterruptionHook) else handler
-            signal.signal(signal.SIGCHLD, self._on_child)
+        """Let no killed worker end a step half-way."""
+        self.workers.begin_step()
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Save if it is time, and end if any process got a signal."""
-        self.in_step = False
         self.whole_step = dict(epoch=runner.epoch, iter=runner.iter + 1)
-        if self.worker_error is not None:
-            self._end_without_worker(self.worker_error)
+        self.workers.end_step()
         wish = self._common_wish()
         if wish != NOTHING:
             self._save()
@@ -105,7 +94,7 @@ class InterruptionHook(Hook):
     def after_train(self, runner: Runner) -> None:
         """Leave the signals as they were, and no checkpoint from before the end."""
         self.stop_listening()
-        self._leave_workers()
+        self.workers.give_back()
         record = Path(runner.work_dir, "last_checkpoint")
         if is_main_process() and record.is_file() and Path(record.read_text()).name != LATEST:
             Path(_folder(runner), LATEST).unlink(missing_ok=True)
@@ -159,26 +148,11 @@ class InterruptionHook(Hook):
             name = signal.Signals(self.signal_received).name
         step = self.runner.iter + 1
         print_log(f"{name}: stopped after step {step}. Run the same command again to continue.", "current")
-        self._leave_workers()
+        self.workers.give_back()
         raise SystemExit(STOPPED)
-
-    def _on_child(self, number: int, frame: FrameType | None) -> None:
-        """What PyTorch does when a worker is killed, but after the step."""
-        try:
-            self.on_child(number, frame)
-        except RuntimeError as error:
-            self.worker_error = error
-            if not self.in_step:
-                self._end_without_worker(error)
-
-    def _leave_workers(self) -> None:
-        if self.on_child is not None:
-            signal.signal(signal.SIGCHLD, self.on_child)
 
     def _end_without_worker(self, error: RuntimeError) -> None:
         """Save, if there is a whole step, and end; PyTorch's loader catches all but a SystemExit."""
-        # When another worker ends, PyTorch would raise for this one again.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         line = worker_message(error)
         # While a validation lasts, EMAHook has exchanged the weights.
         is_averaged = any(isinstance(hook, EMAHook) for hook in self.runner.hooks)

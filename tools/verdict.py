@@ -95,7 +95,7 @@ def main() -> None:
     accuracy = None
     if run:
         drop_skipped(run)
-        if not args.checkpoint:
+        if not args.checkpoint and run.result == run.checkpoint:
             accuracy = token_accuracy_of(run)  # of the last weights
 
     result = load_model(args.model, args.checkpoint)
@@ -106,7 +106,8 @@ def main() -> None:
         sources.clear()
     loaded = {RESULT: result}
     start = load_model(*args.start) if args.start else load_model(PRETRAINING if run else args.model)
-    if not start.is_random and start.digest != result.digest:
+    # Of a RUN also if it kept nothing of the change of its start.
+    if not start.is_random and (run or start.digest != result.digest):
         loaded[START] = start
     loaded[RANDOM] = load_model(args.model, args.checkpoint, random=True)
     models = {}

@@ -14,6 +14,7 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
+from mapet_mm.cli.change import set_aside
 from mapet_mm.cli.choices import Choices
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.starts import Start
@@ -51,6 +52,8 @@ def write_configs(args: PretrainOptions, choices: Choices) -> None:
     """Write the list of images and the two configs into RUN; configs that exist are kept."""
     replace_file(args.run / IMAGES, "\n".join(choices.names).encode())
     print("\n".join(write_lists(args, choices.names)), flush=True)
+    if args.change == "knn":
+        print(set_aside(args), flush=True)
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.run / name).exists():
             write_config(args.run / name, make(args, choices))

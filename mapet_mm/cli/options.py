@@ -101,6 +101,14 @@ class PretrainOptions(Options):
             "attention, beside what is new (mask token, head, predictor), and the rest stays as it was",
         ),
     ] = "all"
+    change: Annotated[
+        str,
+        Option(
+            one_of("all", "knn"),
+            "what is kept of the training's change of --init: knn keeps 0, 1/4, 1/2, 3/4 or all of it, as "
+            "suits k-NN on a third of the verdict's held-out images, and the verdict takes the others",
+        ),
+    ] = "all"
     tokenizer: Annotated[
         str,
         Option(
@@ -208,8 +216,12 @@ class PretrainOptions(Options):
         super().__post_init__()
         if self.tokenizer == "init" and not self.init:
             raise OptionError("--tokenizer init needs --init START")
-        if self.train != "all" and not self.init:
-            raise OptionError(f"--train {self.train} needs --init START")
+        for name in ("train", "change"):
+            value = getattr(self, name)
+            if value != "all" and not self.init:
+                raise OptionError(f"--{name} {value} needs --init START")
+        if self.change != "all" and self.no_verdict:
+            raise OptionError(f"--change {self.change} takes held-out images: leave --no-verdict out")
         if self.labels and self.class_level is not None:
             raise OptionError("--labels and --class-level exclude each other")
 

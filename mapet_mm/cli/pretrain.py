@@ -27,7 +27,7 @@ from mapet_mm.utils.identity import (
     require_settings,
 )
 from mapet_mm.utils.options import parse_options
-from mapet_mm.utils.run_folder import IMAGES, INIT, PRETRAINING, TOKENIZER, Run
+from mapet_mm.utils.run_folder import CHOOSING, IMAGES, INIT, PRETRAINING, TOKENIZER, Run
 from mapet_mm.utils.signals import listen
 
 LIBRARIES = {"timm": "timm", "hf": "Hugging Face"}
@@ -211,16 +211,18 @@ def stages(args: PretrainOptions) -> list[Stage]:
     if run.config.train_dataloader.dataset.type == "mapet_mm.StoredImages":
         commands.append(("squares", "store-images", run / PRETRAINING))
     commands.append(("pre-training", "train", run / PRETRAINING, "--work-dir", checkpoint.parent))
+    if (run / CHOOSING).exists():
+        commands.append(("change", "choose-change", run, "--cache", run / "features"))
     for library in run.libraries:
         title = f"for {LIBRARIES[library]}"
-        commands.append((title, "convert", "mm", library, checkpoint, run.export(library)))
+        commands.append((title, "convert", "mm", library, run.result, run.export(library)))
     if run.held_out:
         commands.append(("verdict", "verdict", run, "--cache", run / "features", "--out", run))
     made = []
     for title, tool, *arguments in commands:
         words = [str(argument) for argument in arguments]
         processes = process_count(args)
-        if tool in ("convert", "verdict"):
+        if tool in ("choose-change", "convert", "verdict"):
             processes = 1
         elif tool == "store-images":  # it decodes in its own process
             processes = max(1, args.workers)

@@ -62,7 +62,7 @@ def add_verdict(run: Run) -> None:
     """Write the cards of a `mapet-mm pretrain` again if there is a verdict on its checkpoint."""
     if not run.verdict:
         return
-    _, meta = read_checkpoint(run.checkpoint)
+    _, meta = read_checkpoint(run.result)
     for target in EXPORT_FOLDERS:
         folder = run.export(target)
         if (folder / CARD).is_file():
@@ -124,6 +124,8 @@ def facts_of(
     if "epoch" in meta and "iter" in meta:
         facts.append(("epochs", f"{meta['epoch']:,}"))
         facts.append(("steps", f"{meta['iter']:,}"))
+    if "change" in meta:
+        facts.append(("kept of the change of the start", f"{meta['change']:g}"))
     if "experiment_name" in meta:
         name = re.sub(r"_\d{8}_\d{6}$", "", meta["experiment_name"])  # MMEngine adds the time
         facts.append(("config", f"{name}.py"))

@@ -29,6 +29,7 @@ TOOLS = {
     "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),
     "embed": ("embed.py", "a folder of images -> their features and names, as files"),
     "verdict": ("verdict.py", "tell whether a pre-training helped: beside its start and random weights"),
+    "choose-change": ("choose_change.py", "keep as much of a pre-training's change of its start as helps"),
     "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
     "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
 }

@@ -30,6 +30,7 @@ OTHER_VOTING = "verdict_train_other.txt"
 OTHER_TESTED = "verdict_val_other.txt"
 OTHER_GROUPS = "groups_other.txt"
 BEST = "best_knn.pth"  # beside the training's checkpoints: the weights of its best k-NN probe
+CHOOSING = "verdict_choose.txt"  # held-out images that choose how much of a start's change is kept
 VERDICT = "verdict.json"
 REPORT = "report.html"
 EXPORT_FOLDERS = {"timm": "timm", "hf": "huggingface"}  # of each library
@@ -94,12 +95,21 @@ class Run(os.PathLike):
         return self.work_dir / f"epoch_{self.config.train_cfg.max_epochs}.pth"
 
     @property
+    def result(self) -> Path:
+        """The weights that it makes: of the checkpoint, or with a part of its change of the start."""
+        checkpoint = self.checkpoint
+        if (self / CHOOSING).exists():
+            return checkpoint.with_name(f"{checkpoint.stem}_kept.pth")
+        return checkpoint
+
+    @property
     def newest_checkpoint(self) -> Path:
-        """The last checkpoint that is there; UserError if there is none yet."""
+        """The result if it is there, else the last checkpoint; UserError if there is none yet."""
         found = self._checkpoints()
         if not found:
             raise UserError(f"{self.work_dir} has no epoch_N.pth yet: continue the pre-training")
-        return found[-1]
+        has_ended = (self / CHOOSING).exists() and self.result.exists()
+        return self.result if has_ended else found[-1]
 
     def newer_checkpoint(self, export: Path) -> Path | None:
         """The newest checkpoint, if it is of a training that goes on after an export was made."""
@@ -138,7 +148,7 @@ class Run(os.PathLike):
                 type="mapet_mm.MaPeTViT",
                 **{name: trained[name] for name in sizes if name in trained},
                 out_type="featmap",
-                init_cfg=dict(type="Pretrained", checkpoint=str(self.checkpoint), prefix="backbone."),
+                init_cfg=dict(type="Pretrained", checkpoint=str(self.result), prefix="backbone."),
             )
         return f"backbone={as_python(backbone)}"
 

@@ -628,6 +628,7 @@ def test_more_images_may_be_skipped_from_then_on(photographs, planned):
         "--lr=0",
         "--layer-decay=2",
         "--train=attention",
+        "--change=knn",
     ],
 )
 def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):

@@ -1,6 +1,7 @@
 """`mapet-mm pretrain --init`: what it takes, and exports of the start's class with its features."""
 
 import json
+import re
 import runpy
 import shutil
 import sys
@@ -19,6 +20,7 @@ from PIL import Image
 from starts import OF_HUGGING_FACE, OF_TIMM, SIDE, save_hugging_face, save_timm
 
 from mapet_mm.cli import pretrain as command
+from mapet_mm.cli.change import SHARES
 from mapet_mm.cli.choices import init_tokens
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.start_models import training_side
@@ -437,6 +439,33 @@ def test_a_training_of_the_attention_alone_leaves_the_rest_of_the_start(photogra
     after = in_timm(tmp_path / "run").state_dict()
     changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
     assert changed == {f"blocks.{index}.attn.proj.{part}" for index in (0, 1) for part in ("weight", "bias")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shares", [SHARES, (0,)])
+def test_a_share_of_the_change_is_kept_and_exported(shares, in_process, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mapet_mm.cli.change.SHARES", shares)
+    name, network = save("timm", "dinov2", tmp_path / "start")
+    random = np.random.default_rng(0)
+    for index in range(200):
+        path = tmp_path / "images" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (SIDE, SIDE, 3), np.uint8)).save(path)
+    run = tmp_path / "run"
+    continue_start(tmp_path / "images", run, name, "--change", "knn", "--batch-size", "64")
+    printed = capsys.readouterr().out
+    assert "change: 7 of the tested images choose" in printed
+    kept = float(re.search(r"kept: (\S+) of the change", printed)[1])
+    before, after = network.state_dict(), in_timm(run).state_dict()
+    trained = read_weights(run / "training/epoch_1.pth")
+    for key, value in after.items():
+        expected = before[key].lerp(trained[f"backbone.timm_model.{key}"], kept)
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+    assert f"| kept of the change of the start | {kept:g} |" in (run / "timm/README.md").read_text()
+    verdict = json.loads((run / "verdict.json").read_text())
+    assert (verdict["num_images"], verdict["compared_with"]) == (13, "its start")
+    if not kept:
+        assert verdict["sentence"].startswith("No gain seen over the start's weights (k-NN +0.0 points")
 
 
 @pytest.fixture

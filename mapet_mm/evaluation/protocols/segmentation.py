@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +50,6 @@ DENSE = ("dense_train", "dense_val")
 DISTANCES = ("cosine", "L2")
 # Query patches that are compared with all training patches in one pass over them.
 QUERIES = 2**15
-Labels = Int[np.ndarray, "height width"]  # of an image
 
 
 @PROTOCOLS.register_module()
@@ -83,7 +83,11 @@ class SegmentationByNeighbours(Protocol):
         if not can_segment(evaluated):
             print_once(f"no {self.name}: it takes pixel labels, names of classes and patch tokens")
             return []
-        chosen_on, tested = measured(*prepared(evaluated), self.ks)
+        train, test = (labelled_images(evaluated, name) for name in DENSE)
+        num_classes = len(evaluated.images["dense_train"].class_names)
+        side = labels_per_side(evaluated.images["dense_train"], train.features.grid)
+        voters = labelled_patches(train, num_classes, side, evaluated.device)
+        chosen_on, tested = measured(voters, test, self.ks)
         setting = best_setting(chosen_on)
         best = tested[setting]
         chosen = int(setting.rpartition("=")[2])
@@ -114,24 +118,26 @@ def can_segment(evaluated: Evaluated) -> bool:
     return has_patches and bool(evaluated.images["dense_train"].class_names)
 
 
-def prepared(evaluated: Evaluated) -> tuple[Voters, Sequence[Labels], Features, Sequence[Labels]]:
-    """The training patches, their images' labels, and the test images' features and labels."""
-    train = evaluated.images["dense_train"]
-    features = evaluated.features["dense_train"]
-    # As many labels per side of a patch as it has pixels.
-    num_pixels = math.prod(train[0]["inputs"].shape[1:])
-    side = max(1, round((num_pixels / math.prod(features.grid)) ** 0.5))
-    labels = pixel_labels(train)
-    voters = labelled_patches(features, labels, len(train.class_names), side, evaluated.device)
-    return voters, labels, evaluated.features["dense_val"], pixel_labels(evaluated.images["dense_val"])
+class LabelledImages(NamedTuple):
+    """Features of images, and the labels of their pixels: class indices, and 255, ignored, at their sizes."""
+
+    features: Features
+    labels: Sequence[Int[np.ndarray, "height width"]]
+
+
+def labelled_images(evaluated: Evaluated, name: str) -> LabelledImages:
+    """Features and labels of an image set."""
+    return LabelledImages(evaluated.features[name], pixel_labels(evaluated.images[name]))
+
+
+def labels_per_side(images: ImageSet, grid: tuple[int, int]) -> int:
+    """As many labels per side of a patch as it has pixels."""
+    num_pixels = math.prod(images[0]["inputs"].shape[1:])
+    return max(1, round((num_pixels / math.prod(grid)) ** 0.5))
 
 
 def measured(
-    voters: Voters,
-    labels: Sequence[Labels],
-    test: Features,
-    test_labels: Sequence[Labels],
-    ks: Sequence[int],
+    voters: Voters, test: LabelledImages, ks: Sequence[int]
 ) -> tuple[dict[str, Areas], dict[str, Areas]]:
     """Each setting's areas on the held-out training images and on the test images.
 
@@ -141,30 +147,25 @@ def measured(
     Raises:
         ImageSetError: the training images that are not held out have patches of fewer than two classes.
     """
-    chooses = every_tenth(len(labels)).nonzero().flatten().tolist()
+    num_images = len(voters.images.labels)
+    chooses = every_tenth(num_images).nonzero().flatten().tolist()
     others = voters.without(chooses)
     if len(np.unique(others.cells[others.mask.numpy()])) < 2:
         raise ImageSetError(
-            f"the {len(labels)} labelled training images, without the {len(chooses)} that choose the "
-            "setting, have fewer than two classes: give more, or look at `reduce_zero_label`"
+            f"the {num_images} labelled training images, without the {len(chooses)} that choose the setting, "
+            "have fewer than two classes: give more, or look at `reduce_zero_label`"
         )
     ks = sorted({min(k, int(others.mask.sum())) for k in ks})
-    chosen_on = others.areas(voters.features, labels, chooses, ks)
-    return chosen_on, voters.areas(test, test_labels, range(len(test)), ks)
+    return others.areas(voters.images, chooses, ks), voters.areas(test, range(len(test.labels)), ks)
 
 
 def labelled_patches(
-    features: Features,
-    labels: Sequence[Labels],
-    num_classes: int,
-    side: int = 1,
-    device: torch.device | str = "cpu",
+    images: LabelledImages, num_classes: int, side: int = 1, device: torch.device | str = "cpu"
 ) -> Voters:
     """The patches of some images, of which those vote that are mostly labelled.
 
     Args:
-        features: of the images.
-        labels: of each image at its own size, class indices and 255, ignored.
+        images: features and labels.
         num_classes: number of classes.
         side: labels per side of a patch.
         device: where neighbours are compared.
@@ -173,17 +174,17 @@ def labelled_patches(
 
     cells = []
     is_labelled = []
-    for image in labels:
-        own = label_cells(image, features.grid, side)
+    for image in images.labels:
+        own = label_cells(image, images.features.grid, side)
         most = majority(own, num_classes)
         # In patches that are mostly labelled, ignored pixels vote as most of the patch.
         cells.append(np.where(own == IGNORED, most[:, None], own))
         is_labelled.append(most != IGNORED)
     scaler = StandardScaler()
-    for _, tokens in features.blocks("tokens"):
+    for _, tokens in images.features.blocks("tokens"):
         scaler.partial_fit(tokens.flatten(0, 1).numpy())
     return Voters(
-        features,
+        images,
         np.concatenate(cells),
         torch.from_numpy(np.concatenate(is_labelled)),
         num_classes,
@@ -198,7 +199,7 @@ class Voters:
     """Patches with labels, which vote for those of patches that are near them.
 
     Args:
-        features: of their images.
+        images: in which they are.
         cells: labels of each patch, pixel by pixel.
         mask: which patches vote.
         num_classes: number of classes.
@@ -206,7 +207,7 @@ class Voters:
         device: where neighbours are compared.
     """
 
-    features: Features
+    images: LabelledImages
     cells: UInt8[np.ndarray, "patch pixel"]
     mask: Bool[Tensor, " patch"]
     num_classes: int
@@ -216,39 +217,34 @@ class Voters:
 
     def without(self, images: Sequence[int]) -> Voters:
         """The patches of the other images alone."""
-        mask = self.mask.clone().unflatten(0, (len(self.features), -1))  # image patch
+        mask = self.mask.clone().unflatten(0, (len(self.images.labels), -1))  # image patch
         mask[images] = False
         return replace(self, mask=mask.flatten())
 
-    def areas(
-        self,
-        features: Features,
-        labels: Sequence[Labels],
-        images: Sequence[int],
-        ks: Sequence[int],
-    ) -> dict[str, Areas]:
-        """Areas of each distance and k on some images, as the votes go."""
+    def areas(self, images: LabelledImages, chosen: Sequence[int], ks: Sequence[int]) -> dict[str, Areas]:
+        """Areas of each distance and k on the chosen ones of some images, as the votes go."""
         areas: dict[str, Areas] = defaultdict(lambda: Areas(self.num_classes))
-        num_patches = math.prod(features.grid)  # of an image
-        at_once = max(1, QUERIES // num_patches)
-        for start in tqdm(range(0, len(images), at_once), "segmentation", unit="part"):
-            some = images[start : start + at_once]
-            queries = self.scaled(features.tokens(some))
+        grid = images.features.grid
+        at_once = max(1, QUERIES // math.prod(grid))
+        for start in tqdm(range(0, len(chosen), at_once), "segmentation", unit="part"):
+            some = chosen[start : start + at_once]
+            tokens = self.scaled(images.features.tokens(some))
             for distance in DISTANCES:
-                _, patches = nearest(as_query(queries, distance), self.keys(distance), ks[-1])  # query k
-                for image, neighbours in zip(some, patches.cpu().split(num_patches), strict=True):
-                    truth = labels[image]
+                _, patches = nearest(as_query(tokens, distance), self.keys(distance), ks[-1])  # query k
+                for image, neighbours in zip(some, patches.cpu().split(math.prod(grid)), strict=True):
+                    truth = images.labels[image]
                     voted = vote(self.cells[neighbours.numpy()], self.num_classes, ks)
                     for k, cells in voted.items():
-                        areas[f"{distance}, k={k}"].add(join_cells(cells, features.grid, truth.shape), truth)
+                        areas[f"{distance}, k={k}"].add(join_cells(cells, grid, truth.shape), truth)
         return dict(areas)
 
     def keys(self, distance: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The voting patches as keys for `nearest`, with their indices."""
-        num_patches = math.prod(self.features.grid)
-        for images, tokens in self.features.blocks("tokens"):
-            first = images.start * num_patches
-            own = self.mask[first : images.stop * num_patches].nonzero().flatten()
+        features = self.images.features
+        num_patches = math.prod(features.grid)  # of an image
+        for rows, tokens in features.blocks("tokens"):
+            first = rows.start * num_patches
+            own = self.mask[first : rows.stop * num_patches].nonzero().flatten()
             keys = as_key(self.scaled(tokens.flatten(0, 1)[own]), distance)
             yield from zip(keys.split(COLUMNS), (own + first).split(COLUMNS), strict=True)
 

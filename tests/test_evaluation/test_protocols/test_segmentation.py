@@ -16,6 +16,7 @@ from mapet_mm.evaluation.pixel_labels import Areas, join_cells, label_cells, maj
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols import segmentation
 from mapet_mm.evaluation.protocols.segmentation import (
+    LabelledImages,
     SegmentationByNeighbours,
     best_setting,
     labelled_patches,
@@ -32,7 +33,7 @@ def bank(tokens) -> MemoryFeatures:
     return MemoryFeatures(flat.mean(1)[None], flat, name="dense", **known)
 
 
-def images(count: int, seed: int, size=(12, 20)) -> tuple[MemoryFeatures, list[np.ndarray]]:
+def images(count: int, seed: int, size=(12, 20)) -> LabelledImages:
     """Blobs of classes over a grid of 3 x 5 patches; the tokens know their class, with noise."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 4, (count, *GRID))
@@ -43,12 +44,12 @@ def images(count: int, seed: int, size=(12, 20)) -> tuple[MemoryFeatures, list[n
     for one in labels:
         one[:2, :3] = 255
         one[rng.integers(0, 2, one.shape) * rng.integers(0, 2, one.shape) == 1] = 0
-    return bank(tokens), labels
+    return LabelledImages(bank(tokens), labels)
 
 
 def areas(train, test, ks) -> tuple[dict[str, Areas], dict[str, Areas]]:
     """On held-out training images and on test images, as features and labels."""
-    return measured(labelled_patches(*train, 4, side=4), train[1], *test, ks)
+    return measured(labelled_patches(train, 4, side=4), test, ks)
 
 
 def scaled(train: MemoryFeatures, other: MemoryFeatures) -> np.ndarray:
@@ -89,13 +90,15 @@ def test_votes_are_those_of_a_naive_loop(monkeypatch, queries, keys):
 
 
 def test_the_setting_is_chosen_on_held_out_training_images():
-    (features, labels), test = images(20, 0), images(4, 1)
-    chosen_on, tested = areas((features, labels), test, (1, 10))
+    train, test = images(20, 0), images(4, 1)
+    chosen_on, tested = areas(train, test, (1, 10))
     kept = [i for i in range(20) if i not in (9, 19)]
-    sides = [(bank(features.tokens(part)), [labels[i] for i in part]) for part in (kept, [9, 19])]
-    voters = labelled_patches(features, labels, 4, side=4)
-    alone = replace(labelled_patches(*sides[0], 4, side=4), mean=voters.mean, scale=voters.scale)
-    expected = alone.areas(*sides[1], range(2), (1, 10))
+    sides = []
+    for part in (kept, [9, 19]):
+        sides.append(LabelledImages(bank(train.features.tokens(part)), [train.labels[i] for i in part]))
+    voters = labelled_patches(train, 4, side=4)
+    alone = replace(labelled_patches(sides[0], 4, side=4), mean=voters.mean, scale=voters.scale)
+    expected = alone.areas(sides[1], range(2), (1, 10))
     for setting, found in chosen_on.items():
         assert found.miou == pytest.approx(expected[setting].miou)
     assert best_setting(chosen_on) == max(chosen_on, key=lambda name: chosen_on[name].miou)
@@ -105,7 +108,7 @@ def test_the_setting_is_chosen_on_held_out_training_images():
 def test_more_neighbours_than_patches_are_all_patches_that_the_choice_has():
     train = images(2, 0)
     chosen_on, tested = areas(train, images(2, 1), (1, 30, 1000))
-    most = int(labelled_patches(*train, 4, side=4).without([1]).mask.sum())  # one of two is held out
+    most = int(labelled_patches(train, 4, side=4).without([1]).mask.sum())  # one of two is held out
     assert list(chosen_on) == list(tested) == [f"{one}, k={k}" for one in ("cosine", "L2") for k in (1, most)]
 
 
@@ -113,13 +116,15 @@ def test_patches_that_are_mostly_background_still_vote_for_what_else_they_cover(
     tokens = np.array([[[[1.0, 0.0]]], [[[0.0, 1.0]]]] * 5)
     upper, lower = np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)
     upper[0], lower[3] = 1, 2
-    both = (bank(tokens), [upper, lower] * 5)
+    both = LabelledImages(bank(tokens), [upper, lower] * 5)
     assert areas(both, both, [1])[1]["cosine, k=1"].miou == 100
 
 
 def test_held_out_images_without_a_label_leave_the_first_setting():
     features, labels = images(4, 0)
-    chosen_on, _ = areas((features, [*labels[:3], np.full((12, 20), 255)]), images(2, 1), [1, 3])
+    chosen_on, _ = areas(
+        LabelledImages(features, [*labels[:3], np.full((12, 20), 255)]), images(2, 1), [1, 3]
+    )
     assert best_setting(chosen_on) == "cosine, k=1"
 
 
@@ -128,7 +133,7 @@ def test_fewer_than_two_classes_to_learn_from_are_refused(values):
     """One class, no label, and labels in the held-out image alone."""
     labels = [images(1, 0)[1][0] if one is None else np.full((12, 20), one) for one in values]
     with pytest.raises(ImageSetError, match="two classes"):
-        areas((images(3, 0)[0], labels), images(2, 1), [1])
+        areas(LabelledImages(images(3, 0).features, labels), images(2, 1), [1])
 
 
 def sample(labels) -> SegDataSample:

@@ -2,7 +2,7 @@
 
 A file is a part: `parts/00017-<id>.safetensors`, replaced in one step. It has, for each of its rows, the hash
 of the image's name, a state (pending, written or skipped) and the values; the reasons of what was skipped;
-and a digest. Token grids, squares and sampled features are kept so.
+and a digest. Token grids, squares, sampled features and the features of an evaluation are kept so.
 """
 
 from __future__ import annotations

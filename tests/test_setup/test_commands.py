@@ -18,8 +18,7 @@ import pytest
 from config_building import ROOT, load
 from mmengine.config import Config
 
-from mapet_mm.cli.main import PRETRAIN as PURPOSE
-from mapet_mm.cli.pretrain import main as pretrain
+from mapet_mm.cli.main import JOBS
 from mapet_mm.utils.commands import TOOLS, tool_command
 
 PAGES = [
@@ -48,7 +47,7 @@ OTHERS = {
     "tensorboard": "another project's",
     "uv": "another project's",
 }
-PRETRAIN = ROOT / "mapet_mm/cli/pretrain.py"
+JOB_FILES = {ROOT / f"mapet_mm/cli/{name}.py": name for name in JOBS}
 TOOL = re.compile(r"\b(tools|research)/(?!tools/)[\w/]+\.py$")
 CHOSEN = re.compile(r"/my_|\.\.\.$")  # configs that a reader writes or chooses
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
@@ -97,8 +96,16 @@ def parse(tool: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(sys, "argv", [str(tool), *arguments])
         patch.syspath_prepend(str(tool.parent))
         with pytest.raises(Parsed) as parsed:
-            pretrain(arguments) if tool == PRETRAIN else runpy.run_path(str(tool), run_name="__main__")
+            run(tool, arguments)
     return parsed.value.args[0]
+
+
+def run(tool: Path, arguments: list[str]) -> None:
+    """What the command does with a tool."""
+    if tool in JOB_FILES:
+        importlib.import_module(f"mapet_mm.cli.{JOB_FILES[tool]}").main(arguments)
+    else:
+        runpy.run_path(str(tool), run_name="__main__")
 
 
 def tool_and_arguments(words: list[str], stand_in: str) -> tuple[Path, list[str]]:
@@ -112,8 +119,8 @@ def tool_and_arguments(words: list[str], stand_in: str) -> tuple[Path, list[str]
         name, *arguments = words[words.index("mapet-mm") + 1 :]
         if name == "--processes":
             _, name, *arguments = arguments
-        if name == "pretrain":
-            return PRETRAIN, arguments
+        if name in JOBS:
+            return ROOT / f"mapet_mm/cli/{name}.py", arguments
         words = tool_command(name, arguments)
     place = max(place for place, word in enumerate(words) if TOOL.search(word))
     return ROOT / TOOL.search(words[place])[0], words[place + 1 :]
@@ -172,4 +179,4 @@ def test_every_command_is_one_that_its_program_takes(page, command, monkeypatch,
 def test_the_page_of_commands_says_of_each_what_it_does():
     page = (ROOT / "docs/cli.md").read_text()
     rows = dict(re.findall(r"^\| \[`([\w-]+)`\]\(#[\w-]+\) \| (.+) \|$", page, re.MULTILINE))
-    assert rows == {"pretrain": PURPOSE, **{name: purpose for name, (_, purpose) in TOOLS.items()}}
+    assert rows == {**JOBS, **{name: purpose for name, (_, purpose) in TOOLS.items()}}

@@ -44,6 +44,7 @@ def main() -> None:
         load_config,
         training_report,
     )
+    from mapet_mm.engine.runners.resume import check_start_names
     from mapet_mm.utils.atomic_files import full_disk_named
     from mapet_mm.utils.dist import run_alone, stop_processes
 
@@ -55,6 +56,7 @@ def main() -> None:
             cfg, args.resume, args.amp, args.no_validate, args.auto_scale_lr, args.trust_checkpoint
         )
         runner = build_runner(cfg, args.launcher)
+        check_start_names(runner.model, args.trust_checkpoint)
         runner.train()
         if is_main_process():
             print(training_report(cfg, args.config, given_options(args)))

@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import mmseg.datasets  # noqa: F401  (registers the dataset and its steps)
 import numpy as np
 from mmengine.registry import DATASETS
 from torch.utils.data import DataLoader, Dataset
@@ -20,6 +19,7 @@ from tqdm import tqdm
 from mapet_mm.datasets.image_folder import EXTENSIONS, image_names
 from mapet_mm.datasets.label_files import LabelReader
 from mapet_mm.datasets.transforms.labels import IGNORED
+from mapet_mm.dependencies import import_quietly
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.loader_workers import default_workers, usable_workers
 
@@ -169,6 +169,7 @@ def read_masks(
         LabelFileError: a mask of another size than its image, in colours, with numbers above 255, as JPEG, or
             that cannot be read.
     """
+    import_quietly("mmseg.datasets")  # registers the dataset and its steps
     found = MaskValues()
     for pair in pairs:
         with TemporaryDirectory() as folder:

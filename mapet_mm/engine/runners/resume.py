@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.model import BaseModule
 from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
 from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
@@ -129,6 +130,35 @@ def check_weights(model: nn.Module, checkpoint: dict) -> None:
             f"no weight of the checkpoint has a name of the model's: it has {listed([*weights], 3)}, "
             f"the model {listed(names, 3)}; {remedy}"
         )
+
+
+def check_start_names(model: nn.Module, trust: bool = False) -> None:
+    """Check that each `init_cfg=dict(type="Pretrained")` has a weight of the part that it is for.
+
+    MMEngine would only log the names, and train from random weights. Parts of this package say so themselves,
+    because they adapt names; so may those of other libraries that have an `init_weights` of their own.
+
+    Raises:
+        LaunchError: none of the file's weights has the name of one of the part's.
+    """
+    for path, part in model.named_modules():
+        kind = type(part)
+        library = kind.__module__.partition(".")[0]
+        initialise = getattr(kind, "init_weights", None)
+        is_loaded_as_it_is = library == "mmpretrain" or initialise is BaseModule.init_weights
+        if library == "mapet_mm" or not is_loaded_as_it_is:
+            continue
+        for _, init_cfg in pretrained_entries(getattr(part, "init_cfg", None)):
+            own = [without_wrapper(name) for name in part.state_dict()]
+            file, saved = _saved_names(init_cfg, trust)
+            prefix = _prefix_of(init_cfg)
+            names = [without_wrapper(name[len(prefix) :]) for name in saved if name.startswith(prefix)]
+            if saved and set(own).isdisjoint(names):
+                remedy = remedy_for(names, "`mapet-mm convert` renames timm's and Hugging Face's")
+                raise LaunchError(
+                    f"{file} has no weight of the model's `{path}`: it has {listed(names, 3)}, the "
+                    f"{kind.__name__} {listed(own, 3)}; {remedy}"
+                )
 
 
 def check_pretrained(cfg: Config, trust: bool = False) -> None:

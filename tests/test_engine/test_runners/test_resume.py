@@ -21,6 +21,7 @@ from mapet_mm.engine.runners.resume import (
     BrokenCheckpointError,
     LaunchError,
     check_pretrained,
+    check_start_names,
     check_weights,
     config_digests,
     differences,
@@ -381,3 +382,39 @@ def test_weights_that_mmpretrains_backbone_of_timm_cannot_take_are_refused(backb
     check_pretrained(
         Config(dict(model=dict(type="mmseg.EncoderDecoder", backbone=dict(TIMM, init_cfg=EPOCH))))
     )
+
+
+SMALL = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
+PLAIN = dict(type="mmpretrain.VisionTransformer", arch=SMALL, img_size=8, patch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "prefix", "saved", "line"),
+    [
+        (
+            PLAIN,
+            None,
+            "blocks.0.norm1.weight",
+            "no weight of the model's `backbone`: it has `blocks.*TIMMViT",
+        ),
+        (
+            PLAIN,
+            "a.",
+            "a.encoder.layer.0.bias",
+            "`encoder.*, the VisionTransformer `cls_token`.*convert",
+        ),
+        (PLAIN, "a.", "a.layers.0.ln1.weight", None),
+        (PLAIN, None, "module.cls_token", None),
+        (dict(type="mapet_mm.MaPeTViT", arch=SMALL, img_size=8, patch_size=4), None, "blocks.0.a", None),
+    ],
+)
+def test_a_start_with_no_weight_of_the_part_is_refused(backbone, prefix, saved, line, tmp_path):
+    """MMEngine would log the names and train from random weights; this package's parts say so themselves."""
+    write_weights(tmp_path / "w.pth", {saved: torch.zeros(1)})
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "w.pth"), prefix=prefix)
+    model = torch.nn.ModuleDict(dict(backbone=MODELS.build(dict(backbone, init_cfg=init_cfg))))
+    if line is None:
+        check_start_names(model)
+    else:
+        with pytest.raises(LaunchError, match=line):
+            check_start_names(model)

@@ -181,7 +181,7 @@ def size_of(path: str, picture: Picture) -> tuple[int, int]:
     """Width and height in pixels of a picture as it is decoded, upright; OSError if its file is broken."""
     if picture.size:
         return picture.size
-    with Image.open(path) as image:
+    with of_any_size(), Image.open(path) as image:
         width, height = image.size
         lies = image.getexif().get(ORIENTATION, 1) in LYING
     return (height, width) if lies else (width, height)

@@ -35,6 +35,7 @@ def tile_names(
         >>> [f"{x},{y}" for x, y in corners(500, 200, side=200)]
         ['0,0', '200,0', '300,0']
     """
+    # Here too, because the threads would set the limit back for each other.
     with of_any_size(), ThreadPoolExecutor(THREADS) as threads:
         sizes = list(threads.map(lambda name: _size(os.path.join(folder, name)), names))
     tiles = []

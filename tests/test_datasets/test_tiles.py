@@ -12,7 +12,7 @@ from mapet_mm import LoadPicture
 from mapet_mm.datasets import StoredImages
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import groups_of
-from mapet_mm.datasets.pictures import PictureError
+from mapet_mm.datasets.pictures import Picture, PictureError, size_of
 from mapet_mm.datasets.tiles import corners, tile_names
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures import TokenStore
@@ -131,6 +131,13 @@ def test_the_identity_and_the_copies_of_tiles_are_those_of_their_files(folder):
     assert set(file_digests(folder, names)) == {"copy.png", "scene.png"}
     first = first_copies([str(folder / name) for name in names])
     assert first == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_a_picture_may_be_larger_than_pillow_takes_for_harmless(folder, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    names, largest = tile_names(folder, ["scene.png"], 200)
+    assert (len(names), largest, Image.MAX_IMAGE_PIXELS) == (4, 230 * 310, 1000)
+    assert size_of(str(folder / "scene.png"), Picture()) == (310, 230)
 
 
 def test_a_broken_file_is_one_tile(folder):

@@ -62,7 +62,7 @@ def finetune(args: FinetuneOptions) -> None:
     from mapet_mm.cli.finetuning.recipe import write_recipe
     from mapet_mm.utils.dist import run_alone
     from mapet_mm.utils.gpus import require_usable_gpu
-    from mapet_mm.utils.identity import require_settings
+    from mapet_mm.utils.identity import digest, require_settings
     from mapet_mm.utils.run_folder import Run
 
     for folder in [args.run, *filter(None, [args.images]), *(args.masks or ())]:
@@ -79,7 +79,8 @@ def finetune(args: FinetuneOptions) -> None:
         pretrained = read_run(Run(args.run))
         labels = look(args, pretrained.load_image)
         print("\n".join(labels.words), flush=True)
-        require_settings(args.out, args.recorded(), "fine-tuning", "take another --out")
+        settings = {**args.recorded(), "labels": digest(labels.lists())}
+        require_settings(args.out, settings, "fine-tuning", "take another --out")
         write_recipe(args, labels, pretrained)
         starts = args.compared(pretrained.weights)
         print(cost_of(args, len(labels.split.train), starts), flush=True)

@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from PIL import Image
 from starts import save_own_run, save_run
 
 from mapet_mm.cli import finetune
-from mapet_mm.cli.finetuning.labels import split_images
+from mapet_mm.cli.finetuning.labels import Labels, Split, split_images
 from mapet_mm.cli.finetuning.options import FinetuneOptions
+from mapet_mm.cli.finetuning.pretrained import read_run
+from mapet_mm.cli.finetuning.recipe import write_recipe
 from mapet_mm.cli.stages import Stage
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.options import OptionError
+from mapet_mm.utils.run_folder import Run
 from mapet_mm.weight_files import read_checkpoint, write_weights
 
 KINDS = ("dinov2 with registers", "dinov3", "eva02, swiglu")
@@ -141,6 +145,32 @@ def test_digits_are_classified_from_three_starts_and_compared(digits, tmp_path, 
     assert ran == [f"training from {start}" for start in starts]
     with pytest.raises(UserError, match=r"other settings .*epochs.*take another --out"):
         finetune.finetune(options(tmp_path, out, images=digits, epochs=3))
+    more = tmp_path / "more"
+    shutil.copytree(digits, more)
+    (more / "3/0.png").unlink()
+    identity = json.loads((out / "identity.json").read_text())
+    (out / "identity.json").write_text(json.dumps({**identity, "images": str(more)}))
+    with pytest.raises(UserError, match=r"other settings .*labels.*take another --out"):
+        finetune.finetune(options(tmp_path, out, images=more, epochs=2))
+
+
+@pytest.mark.parametrize(
+    ("count", "frozen", "mixes"), [(999, False, False), (1000, False, True), (1000, True, False)]
+)
+def test_images_are_mixed_from_a_thousand_labels_on(count, frozen, mixes, tmp_path):
+    save_own_run(tmp_path)
+    names = [f"{number % 2}/{number}.png" for number in range(count + 2)]
+    class_of = {name: name[0] for name in names}
+    labels = Labels(tmp_path, Split(names[:-2], names[-2:]), ["0", "1"], [], class_of)
+    (tmp_path / "out").mkdir()
+    args = options(tmp_path, tmp_path / "out", images=tmp_path, frozen=frozen)
+    write_recipe(args, labels, read_run(Run(tmp_path)))
+    cfg = Config.fromfile(tmp_path / "out/finetune.py")
+    assert ("augments" in cfg.model.get("train_cfg", {})) == mixes
+    assert cfg.optim_wrapper.paramwise_cfg.layer_decay_rate == (1.0 if frozen else 0.75)
+    assert (
+        Config.fromfile(tmp_path / "out/from_random.py").optim_wrapper.paramwise_cfg.layer_decay_rate == 1.0
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

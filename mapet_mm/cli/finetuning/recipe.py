@@ -92,7 +92,7 @@ def _config(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> st
         init_cfg=pretrained.weights[RESULT],
         num_train=num_train,
         how_trained=how_trained,
-        batch_size=max(1, batch_size // args.processes),
+        batch_size=max(2, batch_size // args.processes),  # BatchNorm takes no batch of one image
         workers=args.workers,
         layer_decay=schedule.layer_decay,
         lr=float(f"{schedule.rate * math.sqrt(batch_size / schedule.batch_size):.2g}"),

@@ -55,9 +55,10 @@ def judge_task(
     line = Measure(measure, values, intervals, gain)
     sentence = _sentence(line, compared_with)
     if num_groups is not None and num_groups < FEWEST_GROUPS:
+        of_few = "one group" if num_groups == 1 else f"{num_groups} groups"
         sentence += (
-            f" The held-out images are of {num_groups} groups, too few to draw: intervals are over images, "
-            "and say nothing of other groups."
+            f" The held-out images are of {of_few}, too few to draw: intervals are over images, and say "
+            "nothing of other groups."
         )
         num_groups = None
     return Verdict(compared_with, [line], sentence, len(sums[RESULT]), num_groups)

@@ -38,6 +38,7 @@ OTHERS = {
     "pip install openmim": "another project's",
     "pip wheel": "pip's own",
     "python $TOOLS/": "MMPretrain's",
+    "python -m mapet_mm.cli.options": "takes no arguments; a test of pages compares what it prints",
     "python -m mapet_mm.visualization.attention_masks": "takes a file's name; a test of its own draws",
     "python -m mapet_mm.visualization.verdict": "takes a folder and a file's name; a test of its own draws",
     "python research/recompute.py": "takes no arguments, and a minute; a test of research/ runs it",

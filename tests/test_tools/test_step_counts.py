@@ -140,6 +140,8 @@ def waits_of_steps(name: str, tmp_path, monkeypatch) -> list[Counter]:
 
     monkeypatch.setattr(interruption_hook, "get_world_size", lambda: 2, raising=False)
     monkeypatch.setattr(interruption_hook, "all_reduce", exchanged)
+    # However slow the machine is: processes with steps of seconds look more often.
+    monkeypatch.setattr(interruption_hook, "LOOK_SECONDS", 1e9)
     with second_of_its_own():
         runner = Runner.from_cfg(small_recipe(name, tmp_path))
     phases = Phases(counts)

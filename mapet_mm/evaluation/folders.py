@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from mapet_mm.datasets.image_folder import ImageFolder, image_names, is_of_syste
 from mapet_mm.datasets.pipelines import image_paths
 from mapet_mm.evaluation.images import ImageSetError
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import listed
 
 FIFTH = 5
 IMAGES = "mapet_mm.ImageFolder"
@@ -47,7 +46,7 @@ def folder_loaders(
 
     Raises:
         ImageSetError: another layout, or ADE20K's without its list of classes; or groups where they have no
-            meaning, or with images in both `train` and `val`.
+            meaning.
     """
     if (folder / "VOC2012").is_dir():
         folder /= "VOC2012"
@@ -108,8 +107,6 @@ def class_loaders(
     classes, words = classes_of(labels, found, class_level, group_of)
     about = "; ".join(filter(None, [about_groups, words]))
     print_once(f"{', '.join(sorted({folder for folder, _ in parts.values()}))}: {about}")
-    if group_of:
-        _require_whole_groups(names, group_of)
     _note_copies(parts, names)
     classes = classes or {}
     both = {classes[name] for part in ("train", "val") for name in names.get(part, ()) if name in classes}
@@ -126,20 +123,6 @@ def class_loaders(
                 dataset.update(metainfo=dict(classes=sorted(both)))
         loaders[name] = dict(dataset=dataset)
     return loaders
-
-
-def _require_whole_groups(names: Mapping[str, Sequence[str]], group_of: Mapping[str, str]) -> None:
-    """Raise ImageSetError if a group is learnt from and tested on."""
-    groups = {part: {group_of[name] for name in own} for part, own in names.items()}
-    learnt = groups.get("train", set())
-    for part in set(groups) - {"train"}:
-        divided = sorted(learnt & groups[part])
-        if divided:
-            raise ImageSetError(
-                f"--groups: `train` and `{part}` both have images of {len(divided)} groups, such as "
-                f"{listed(divided, most=3)}: move each to one side, or name a folder without `train` and "
-                "`val`, which is divided by groups"
-            )
 
 
 def _note_copies(parts: Mapping[str, tuple[str, str]], names: Mapping[str, list[str]]) -> None:

@@ -16,6 +16,7 @@ from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.interop.description import ContinuedViT, Preparation, description_of
 from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.dist import print_once
+from mapet_mm.utils.errors import listed
 from mapet_mm.utils.run_folder import EXPORTS
 
 SECTION = "evaluation"  # of a config
@@ -45,7 +46,8 @@ def read_image_sets(
         groups: of the images of folders, which no division parts; see `groups_of`.
 
     Raises:
-        ImageSetError: no images, or labels, levels and groups for images that are in no folder.
+        ImageSetError: no images, or labels, levels and groups for images that are in no folder; or groups
+            with images in `train` and in another set.
     """
     declared = declaring_config(config, data)
     if data and Path(data).is_dir():
@@ -62,7 +64,21 @@ def read_image_sets(
             loader["num_workers"] = workers
         with DefaultScope.overwrite_default_scope(scope_of(declared)):
             found[name] = ImageSet(name, loader)
+    require_whole_groups(found)
     return found
+
+
+def require_whole_groups(sets: Mapping[str, ImageSet]) -> None:
+    """Raise ImageSetError if a group is learnt from and tested on."""
+    learnt = sets["train"].group_names if "train" in sets else set()
+    for name, images in sets.items():
+        divided = sorted(learnt & images.group_names) if name != "train" else []
+        if divided:
+            raise ImageSetError(
+                f"groups: `train` and `{name}` both have images of {len(divided)}, such as "
+                f"{listed(divided, most=3)}: move each to one side, or name a folder without `train` and "
+                "`val`, which is divided by groups"
+            )
 
 
 def images_of_folder(config: Config, folder: Path, workers: int | None = None) -> ImageSet:

@@ -116,6 +116,11 @@ class ImageSet:
         return torch.tensor([number[group] for group in self._groups])[self.shown]
 
     @property
+    def group_names(self) -> set[str]:
+        """The groups of its images."""
+        return {group for group in self._groups if group is not None}
+
+    @property
     def class_names(self) -> list[str] | None:
         """Names of the classes by index, if the dataset knows them."""
         classes = getattr(self.dataset, "metainfo", {}).get("classes")

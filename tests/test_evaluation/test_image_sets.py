@@ -267,8 +267,16 @@ def test_a_folder_is_divided_by_whole_groups(config, root, capsys):
 def test_groups_on_both_sides_of_a_given_division_are_refused(config, root):
     write_patients(root / "scans", "train")
     write_patients(root / "scans", "val")
-    with pytest.raises(ImageSetError, match="`train` and `val` both have images of 30 groups, such as `p00`"):
+    with pytest.raises(ImageSetError, match="`train` and `val` both have images of 30, such as `p00`"):
         read_image_sets(config, str(root / "scans"), groups="3")
+    for name in ("train", "val"):  # as a config says them
+        folder = dict(type="mapet_mm.ImageFolder", data_prefix=str(root / "scans" / name), groups=2)
+        folder["pipeline"] = PIPELINE
+        config.evaluation[name] = dict(dataset=folder)
+    with pytest.raises(ImageSetError, match="both have images of 30"):
+        read_image_sets(config)
+    config.evaluation.val.dataset.groups = 1  # ill and well, which no patient is called
+    assert set(read_image_sets(config)) == {"train", "val"}
     with pytest.raises(ImageSetError, match="--groups are for images of folders"):
         read_image_sets(config, groups="1")
 

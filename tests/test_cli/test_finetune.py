@@ -236,7 +236,7 @@ def test_a_linear_layer_on_masks_of_several_endings_by_whole_groups(frozen, tmp_
     clips = [{name.partition("_")[0] for name in listed[part]} for part in ("train", "val")]
     assert sorted(listed["train"] + listed["val"]) == sorted(names)
     assert clips[0].isdisjoint(clips[1])
-    assert "groups, too few to draw" in printed
+    assert "are of one group, too few to draw" in printed
     trained = torch.load(tmp_path / "out/from_pretraining/epoch_1.pth", weights_only=True)["state_dict"]
     start = read_checkpoint(tmp_path / "training/epoch_2.pth")[0]
     name = "backbone.layers.0.attn.qkv.weight"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,6 +79,7 @@ def evaluate(
     class_level: int | str | None = None,
     workers: int | None = None,
     groups: int | str | os.PathLike | None = None,
+    pictures: Mapping[str, Any] | None = None,
 ) -> Rows:
     """Figures of a model's frozen features, as `mapet-mm evaluate` prints them.
 
@@ -94,6 +95,8 @@ def evaluate(
         workers: processes that load images; None for those that a config names, else up to 8.
         groups: images that belong together, as a patient's: level of the folders, or file of lines
             `name group`. Whole groups are tested on, drawn for few labels and resampled for intervals.
+        pictures: options of `mapet_mm.LoadPicture` for images that are no photographs, such as
+            `dict(range=(0, 4095))`; not for a model that says itself how it reads them.
 
     Raises:
         UserError: no such model, images or protocol.
@@ -111,7 +114,7 @@ def evaluate(
     from mapet_mm.utils.dist import choose_device
 
     choose_device()
-    loaded = load_model(os.fspath(model), _as_text(checkpoint))
+    loaded = load_model(os.fspath(model), _as_text(checkpoint), pictures=pictures)
     level = None if class_level is None else level_of(class_level)
     sources = dict(labels=_as_text(labels), class_level=level)
     sources["groups"] = None if groups is None else groups_source(groups)
@@ -123,7 +126,11 @@ def evaluate(
     return Rows(rows)
 
 
-def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Loaded:
+def load(
+    name: str | os.PathLike,
+    checkpoint: str | os.PathLike | None = None,
+    pictures: Mapping[str, Any] | None = None,
+) -> Loaded:
     """A pre-trained backbone in evaluation mode, with the transform of its images.
 
     Args:
@@ -131,6 +138,7 @@ def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -
             that was exported; or any model that `evaluate` takes, of which
             timm's and Hugging Face's are their own classes, and a config gives MMPretrain's.
         checkpoint: weights to take instead of the model's own.
+        pictures: as for `evaluate`.
 
     Returns:
         `model`, and `transform`, which takes a path or a PIL image and gives a normalised tensor `(3, H, W)`.
@@ -143,6 +151,7 @@ def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -
         >>> vit(transform("photos/cat.jpg")[None]).shape  # doctest: +SKIP
         torch.Size([1, 384])
     """
+    from mapet_mm.datasets.look import as_in_training
     from mapet_mm.evaluation.models import load_model
     from mapet_mm.utils.dist import print_once
 
@@ -157,24 +166,27 @@ def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -
                 f"checkpoint={os.fspath(newer)!r} loads that"
             )
         name = f"timm:local-dir:{exported}"
-    loaded = load_model(name, _as_text(checkpoint))
-    return Loaded(loaded.backbone.network, PipelineTransform(loaded.config, loaded.backbone.normalise))
+    loaded = load_model(name, _as_text(checkpoint), pictures=pictures)
+    pipeline = loaded.config.test_dataloader.dataset.pipeline
+    if run.exists:
+        pipeline = as_in_training(pipeline, run.config)
+    return Loaded(loaded.backbone.network, PipelineTransform(pipeline, loaded.backbone.normalise))
 
 
 class PipelineTransform:
-    """Prepares one image by the pipeline of a config's test, and normalises it.
+    """Prepares one image by the pipeline of a test, and normalises it.
 
     Args:
-        config: with `test_dataloader`.
+        pipeline: configs of its steps.
         normalise: of a batch of images.
     """
 
-    def __init__(self, config: Any, normalise: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, pipeline: Sequence[Mapping[str, Any]], normalise: Callable[[Tensor], Tensor]) -> None:
         from mmengine.dataset import Compose
         from mmengine.registry import DefaultScope
 
         with DefaultScope.overwrite_default_scope("mmpretrain"):
-            self.load, *self.steps = Compose(config.test_dataloader.dataset.pipeline).transforms
+            self.load, *self.steps = Compose(list(pipeline)).transforms
         self.normalise = normalise
 
     def __call__(self, image: str | os.PathLike | Image.Image) -> Tensor:

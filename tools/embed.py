@@ -14,7 +14,7 @@ from pathlib import Path
 
 from command_line import add_cache_option, described_parser
 
-from mapet_mm.utils.commands import add_workers_option
+from mapet_mm.utils.commands import add_picture_options, add_workers_option, picture_options
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 
@@ -25,6 +25,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the files")
     parser.add_argument("--patches", action="store_true", help="write the patch tokens, too: patches.npy")
     add_workers_option(parser)
+    add_picture_options(parser)
     add_cache_option(parser)
     return parser.parse_args()
 
@@ -42,7 +43,7 @@ def main() -> None:
         raise UserError(f"--model {' '.join(args.model)}: one model and one checkpoint")
     if not args.folder.is_dir():
         raise UserError(f"{args.folder}: no such folder")
-    model = load_model(*args.model)
+    model = load_model(*args.model, pictures=picture_options(args))
     for file in embed(model, args.folder, args.out, args.cache, args.patches, args.workers):
         print_once(f"wrote {file}")
 

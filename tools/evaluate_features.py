@@ -24,7 +24,12 @@ from typing import TYPE_CHECKING
 
 from command_line import add_cache_option, add_config_options, described_parser
 
-from mapet_mm.utils.commands import add_class_options, add_workers_option
+from mapet_mm.utils.commands import (
+    add_class_options,
+    add_picture_options,
+    add_workers_option,
+    picture_options,
+)
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 if TYPE_CHECKING:
@@ -62,6 +67,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--size", type=int, help="side of MODEL's images in pixels, in place of its own")
     add_workers_option(parser)
+    add_picture_options(parser)
     add_class_options(parser, "of the images of a folder, or of a RUN's held-out images")
     parser.add_argument(
         "--protocols",
@@ -104,7 +110,11 @@ def main() -> None:
         if len(given) > 2:
             raise UserError(f"--compare {' '.join(given)}: one model and one checkpoint")
     changes = dict(options=args.cfg_options, prefix=args.prefix, mean=args.mean, std=args.std, size=args.size)
-    requests = [find_model(*given, **(changes if given is models[0] else {})) for given in models]
+    pictures = picture_options(args)
+    requests = []
+    for given in models:
+        asked = changes if given is models[0] else {}
+        requests.append(find_model(*given, pictures=pictures, **asked))
     loaded = [request.load() for request in requests]
     if not (args.compare or args.no_random):
         twin = random_twin(requests[0], loaded[0])

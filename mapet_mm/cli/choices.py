@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,16 +13,19 @@ from typing import Any, NamedTuple
 import torch
 
 from mapet_mm.cli.options import PretrainOptions
-from mapet_mm.cli.start_models import SIDE
-from mapet_mm.cli.starts import GRID, Start, take_start
+from mapet_mm.cli.start_models import SIDE, grid_of
+from mapet_mm.cli.starts import GRID, PATCH, Start, take_start
 from mapet_mm.datasets.classes import classes_of
 from mapet_mm.datasets.groups import groups_of
 from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
+from mapet_mm.datasets.look import Look, look, size_words
+from mapet_mm.datasets.pictures import Reading
 from mapet_mm.datasets.tiles import tile_names
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.utils.disk import GIGABYTE, free_bytes, require_room
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import file_of
 from mapet_mm.utils.run_folder import INIT
 
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
@@ -46,6 +51,15 @@ class Tokens:
 
 
 @dataclass
+class Teacher:
+    """What the tokenizer sees of the images: their folder, the transform that reads them, lines about it."""
+
+    folder: Path
+    load: dict[str, Any]
+    words: list[str]
+
+
+@dataclass
 class Choices:
     """Decisions for the two configs, and the lines that tell the user about them."""
 
@@ -56,11 +70,10 @@ class Choices:
     stores_squares: bool
     names: list[str]
     words: list[str]
-
-    @property
-    def side(self) -> int:
-        """Side in pixels of the images that the ViT is trained on."""
-        return side_of(self.start)
+    look: Look
+    teacher: Teacher
+    side: int  # in pixels, of the images that the ViT is trained on
+    grid: int  # patches per side
 
 
 def choose(args: PretrainOptions) -> Choices:
@@ -70,15 +83,29 @@ def choose(args: PretrainOptions) -> Choices:
     # To refuse what is wrong before anything is made.
     groups, _ = groups_of(args.groups, names)
     classes_of(args.labels, names, args.class_level, groups)
+    looked = look(files_of(args.images, names), Reading(args.value_range, args.bands, args.page))
+    words += looked.words
+    teacher = find_teacher(args, names, looked)
+    words += teacher.words
 
     start = None
     arch = args.arch or "small"
-    grid = GRID
+    side = args.image_size or SIDE
     if args.init:
-        start = take_start(args.init, args.out, args.arch)
+        start = take_start(args.init, args.out, args.arch, args.image_size)
         arch = start.arch
         grid = start.grid
+        side = start.images.img_size[0] if start.images else side
         words += start.words
+        if looked.num_bands != 3:
+            words.append(
+                f"start: each of {looked.num_bands} bands gets the mean of its patch embedding's red, green "
+                f"and blue times 3/{looked.num_bands}"
+            )
+    else:
+        grid = grid_of(side, args.patch_size or PATCH)
+    if args.tiles is None:
+        words += size_words(looked.sizes, side)
     tokens = choose_tokens(args.tokenizer, start, grid)
     fit = vocabulary(count, grid, args.epochs)
     words.append(
@@ -90,15 +117,35 @@ def choose(args: PretrainOptions) -> Choices:
     if args.method == "visible-mim":
         words.append("method: VisibleMIM, an extension: the ViT sees half of an image, a predictor the rest")
     stores_squares, squares = choose_squares(
-        count, side_of(start), args.epochs, args.out, are_tiles=args.tiles is not None
+        count, side, args.epochs, args.out, looked.num_bands, are_tiles=args.tiles is not None
     )
     words.append(squares)
-    return Choices(arch, start, tokens, fit, stores_squares, names, words)
+    return Choices(arch, start, tokens, fit, stores_squares, names, words, looked, teacher, side, grid)
 
 
-def side_of(start: Start | None) -> int:
-    """Side in pixels of the images that a start's ViT takes; that of a plain ViT's without one."""
-    return start.images.img_size[0] if start and start.images else SIDE
+def files_of(folder: Path, names: Sequence[str]) -> list[str]:
+    """Paths of the files of images, each once; tiles lie in one."""
+    return list(dict.fromkeys(os.path.join(folder, file_of(name)) for name in names))
+
+
+def find_teacher(args: PretrainOptions, names: Sequence[str], looked: Look) -> Teacher:
+    """Where the tokenizer's red, green and blue come from; UserError if an image has no pair."""
+    if args.teacher_images is None:
+        load = looked.rendition(args.teacher_bands)
+        words = []
+        if load != looked.load:
+            shown = " ".join(map(str, load["bands"]))
+            words.append(f"tokenizer: bands {shown} as red, green and blue (others: --teacher-bands)")
+        return Teacher(args.images, load, words)
+    paths = files_of(args.teacher_images, names)
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        raise UserError(
+            f"--teacher-images {args.teacher_images} lacks {len(missing)} of the {len(paths)} images, such "
+            f"as {os.path.relpath(missing[0], args.teacher_images)}"
+        )
+    paired = look(paths)
+    return Teacher(args.teacher_images, paired.load, [f"tokenizer: the images in {args.teacher_images}"])
 
 
 def training_images(args: PretrainOptions) -> tuple[list[str], list[str]]:
@@ -161,7 +208,7 @@ def vocabulary(images: int, grid: int = GRID, epochs: int | None = None) -> Voca
 
 
 def choose_squares(
-    images: int, side: int, epochs: int, out: Path, are_tiles: bool = False
+    images: int, side: int, epochs: int, out: Path, num_bands: int = 3, are_tiles: bool = False
 ) -> tuple[bool, str]:
     """Whether to decode each image once and store its square in a folder, and a line that says why.
 
@@ -171,7 +218,7 @@ def choose_squares(
     Raises:
         UserError: there is no room for tiles.
     """
-    needed = images * 3 * side**2
+    needed = images * num_bands * side**2
     if are_tiles:
         require_room(out, needed, f"{images} tiles", "take larger tiles or less overlap, or another --out")
         return True, f"squares: each file is decoded once and its tiles stored, in {needed / GIGABYTE:.3g} GB"
@@ -230,11 +277,10 @@ def init_tokens(start: Start) -> Tokens:
         statistics = tuple([255 * value for value in part] for part in (start.images.mean, start.images.std))
         config = dict(type="mapet_mm.GridKMeans", encoder=encoder, image_size=side)
         return Tokens(words, config, side, statistics)
-    encoder = dict(
-        type="mapet_mm.MaPeTViT", arch=f"deit-{start.arch}", img_size=16 * GRID, out_type="featmap"
-    )
+    side = PATCH * start.grid
+    encoder = dict(type="mapet_mm.MaPeTViT", arch=f"deit-{start.arch}", img_size=side, out_type="featmap")
     config = dict(type="mapet_mm.GridKMeans", encoder=dict(**encoder, init_cfg=weights))
-    return Tokens(words, config, 16 * GRID, IMAGENET_STATISTICS)
+    return Tokens(words, config, side, IMAGENET_STATISTICS)
 
 
 def random_tokens(grid: int = GRID) -> Tokens:

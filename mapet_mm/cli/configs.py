@@ -17,8 +17,10 @@ from mmengine.runner import Runner
 from mapet_mm.cli.change import set_aside
 from mapet_mm.cli.choices import Choices
 from mapet_mm.cli.options import PretrainOptions
-from mapet_mm.cli.starts import Start
+from mapet_mm.cli.start_models import SIDE
+from mapet_mm.cli.starts import GRID, Start, context_patches
 from mapet_mm.cli.verdict import add_entries, write_lists
+from mapet_mm.datasets.look import measured_statistics, picture_pipeline
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.config import nodes, read_config, type_name
@@ -139,9 +141,9 @@ def process_count(args: PretrainOptions) -> int:
     return args.processes or max(1, torch.cuda.device_count())
 
 
-def images_config(args: PretrainOptions, pipeline: list) -> dict[str, Any]:
-    """A dataset of the listed images."""
-    folder = dict(data_prefix=str(args.images.absolute()), ann_file=IMAGES, with_label=False)
+def images_config(images: Path, pipeline: list) -> dict[str, Any]:
+    """A dataset of the listed images in a folder."""
+    folder = dict(data_prefix=str(images.absolute()), ann_file=IMAGES, with_label=False)
     return dict(type="mapet_mm.ImageFolder", **folder, pipeline=pipeline)
 
 
@@ -164,7 +166,8 @@ def tokenizer_config(args: PretrainOptions, choices: Choices) -> Config:
     pipeline = [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
     if choices.start and choices.start.images:  # the part of each image that the start's ViT sees
         pipeline = choices.start.images.at(tokens.image_size).pipeline
-    images = images_config(args, of_tiles(pipeline, args.tiles))
+    pipeline = of_tiles(picture_pipeline(pipeline, choices.teacher.load), args.tiles)
+    images = images_config(choices.teacher.folder, pipeline)
     return Config(
         dict(
             data_root=images["data_prefix"],
@@ -194,10 +197,14 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     folder = PACKAGE / "configs" / args.method.replace("-", "_")
     (recipe,) = folder.glob(f"{args.method}_vit-{arch}-p16_kclip_*_in1k.py")
     cfg = Config.fromfile(recipe)
-    load_square = cfg.load_square
+    load_square = [dict(step) for step in cfg.load_square]
+    load_square[1]["scale"] = choices.side
     if choices.start and choices.start.network:
         take_network(cfg, choices.start)
         load_square = choices.start.images.pipeline[:-1]
+    elif (choices.side, choices.grid) != (SIDE, GRID):
+        take_size(cfg, choices)
+    load_square = picture_pipeline(load_square, choices.look.load, choices.look.num_bands)
     load_square = of_tiles(load_square, args.tiles)
     total = args.batch_size * process_count(args)
     rate, decay = learning_rates(args, total, continues=choices.start is not None)
@@ -210,8 +217,13 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
         cfg.model.train_backbone = args.train
     warm_up = min(max(1, args.epochs // share), args.epochs - 1)
     load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=TOKENS)
+    if args.teacher_images:  # the store has its names from there
+        load_tokens["data_root"] = str(args.images.absolute())
     pipeline = [*load_square, cfg.color_jitter, load_tokens, cfg.pack]
-    cfg.train_dataloader.dataset = images_config(args, pipeline)
+    if choices.look.num_bands != 3:
+        take_bands(cfg, load_square, args, choices)
+        pipeline.remove(cfg.color_jitter)
+    cfg.train_dataloader.dataset = images_config(args.images, pipeline)
     # In each iteration: the recipe's rate changes once an epoch, of which a folder may need only a few.
     unit = dict(by_epoch=True, convert_to_iter_based=True)
     warming = dict(type="LinearLR", start_factor=1e-6 / PAPERS_RATE, begin=0, end=warm_up, **unit)
@@ -274,16 +286,44 @@ def learning_rates(args: PretrainOptions, total: int, continues: bool) -> tuple[
 def train_on_squares(pretraining: Config, load_square: list, choices: Choices, run: Run) -> None:
     """Read stored squares. A GPU jitters their colours; without one the loader does, as it would images'."""
     loader = pretraining.train_dataloader
-    *_, jitter, _, pack = loader.dataset.pipeline
+    following = loader.dataset.pipeline[len(load_square) :]
+    root = next(step for step in following if "store" in step).get("data_root")
     loader.dataset = dict(type="mapet_mm.StoredImages", store=TOKENS, square=load_square, size=choices.side)
+    if root:
+        loader.dataset.data_root = root
     if run.held_out:
         loader.dataset.left_out = HELD_OUT
+    jitter = [step for step in following if type_name(step["type"]) == "ColorJitter"]
     if torch.cuda.is_available():
         loader.collate_fn = dict(type="mapet_mm.whole_batch")
-        options = {name: value for name, value in jitter.items() if name != "type"}
-        pretraining.data_preprocessor.color_jitter = options
+        for step in jitter:
+            options = {name: value for name, value in step.items() if name != "type"}
+            pretraining.data_preprocessor.color_jitter = options
     else:
-        loader.dataset.pipeline = [jitter, pack]
+        loader.dataset.pipeline = [*jitter, following[-1]]
+
+
+def take_size(cfg: Config, choices: Choices) -> None:
+    """Give a recipe's own ViT another size of images and patches, with the same share of them as context."""
+    backbone = cfg.model.backbone
+    backbone.img_size = choices.side
+    backbone.patch_size = choices.side // choices.grid
+    num_context = context_patches(choices.grid, cfg.model.head.embed_dims)
+    if "neck" in cfg.model:  # VisibleMIM's, half of the patches
+        num_context = choices.grid**2 // 2
+    backbone.cutting_point = 1 + num_context
+
+
+def take_bands(cfg: Config, load_square: list, args: PretrainOptions, choices: Choices) -> None:
+    """Give a recipe a network of the images' bands, normalised by what is measured, and their jitter."""
+    paths = [str(args.images / name) for name in choices.names]
+    mean, std = measured_statistics(load_square, paths)
+    jitter = {name: cfg.color_jitter[name] for name in ("brightness", "contrast")}
+    cfg.data_preprocessor.update(mean=mean, std=std, to_rgb=False, color_jitter=jitter)
+    cfg.model.backbone.in_channels = choices.look.num_bands
+    if choices.start and choices.start.vit:
+        shares = [[value / 255 for value in values] for values in (mean, std)]
+        cfg[EXPORTS] = asdict(choices.start.vit.with_bands(*shares))
 
 
 def take_network(cfg: Config, start: Start) -> None:

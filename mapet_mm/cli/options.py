@@ -31,6 +31,32 @@ from mapet_mm.utils.run_folder import Run
 
 EPOCHS = 300
 COUNT = whole_number("1 or more", lambda count: count >= 1)
+BAND = whole_number("numbers from 1", lambda band: band >= 1)
+
+
+def _value(given: Any) -> Any:
+    """A number, a percentile such as `1%`, or a pair of numbers."""
+    if isinstance(given, tuple | list):
+        return tuple(_value(each) for each in given)
+    if isinstance(given, str) and given.endswith("%"):
+        share = float(given[:-1])
+        if not 0 <= share <= 100:
+            raise ValueError(given)
+        return given
+    value = float(given)
+    return int(value) if value.is_integer() else value
+
+
+def _pairs(values: tuple[Any, ...]) -> tuple[tuple[Any, Any], ...]:
+    """A range in pairs, of numbers one after the other or pairs already; OptionError if they are none."""
+    flat = [number for value in values for number in (value if isinstance(value, tuple) else (value,))]
+    num_percentiles = sum(isinstance(value, str) for value in flat)
+    if len(flat) % 2 or (num_percentiles and (num_percentiles, len(flat)) != (2, 2)):
+        raise OptionError("--range takes LOW HIGH, such a pair for each band, or two percentiles")
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
+RANGE = Kind(_value, "numbers, or two percentiles such as 1% and 99%", "LOW HIGH")
 CLASS_LEVEL = Kind(class_level, "a level of folders, 1 or more, or none", "N|none")
 
 
@@ -128,6 +154,53 @@ class PretrainOptions(Options):
             "a picture is one image",
         ),
     ] = None
+    range: Annotated[
+        tuple[Any, ...] | None,
+        Option(
+            RANGE,
+            "values that become 0 and 255 of images that have more than 8 bits: two numbers, a pair of them "
+            "for each band, or percentiles of a sample, 1% 99%",
+            "only 8 bits are taken",
+            num_values="+",
+        ),
+    ] = None
+    bands: Annotated[
+        tuple[int, ...] | None,
+        Option(BAND, "bands of the images that are taken, from 1", "red, green and blue", num_values="+"),
+    ] = None
+    page: Annotated[
+        int | None,
+        Option(
+            whole_number("0 or more", lambda page: page >= 0),
+            "page of the images that is taken, from 0",
+            "only images of one page are taken",
+        ),
+    ] = None
+    teacher_bands: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            BAND,
+            "bands that the tokenizer sees as red, green and blue, from 1",
+            "the first three that are taken",
+            num_values=3,
+        ),
+    ] = None
+    teacher_images: Annotated[
+        Path | None,
+        Option(
+            PATH,
+            "folder of photographs of the same names, which the tokenizer sees in place of the images",
+            "",
+            "FOLDER",
+        ),
+    ] = None
+    image_size: Annotated[
+        int | None,
+        Option(COUNT, "side of the network's images in pixels", "224, or that of --init", "SIDE"),
+    ] = None
+    patch_size: Annotated[
+        int | None, Option(COUNT, "side of a patch in pixels", "16, or that of --init", "SIDE")
+    ] = None
     epochs: Annotated[
         int | None,
         Option(
@@ -224,6 +297,21 @@ class PretrainOptions(Options):
             raise OptionError(f"--change {self.change} takes held-out images: leave --no-verdict out")
         if self.labels and self.class_level is not None:
             raise OptionError("--labels and --class-level exclude each other")
+        if self.patch_size and self.init:
+            raise OptionError("--patch-size: the patches are those of --init; leave it out")
+
+        if self.teacher_bands and self.teacher_images:
+            raise OptionError("--teacher-bands and --teacher-images exclude each other")
+        if self.range is not None:
+            _pairs(self.range)
+
+    @property
+    def value_range(self) -> tuple[Any, ...] | None:
+        """The range as `mapet_mm.LoadPicture` takes it: one pair, or one for each band."""
+        if self.range is None:
+            return None
+        pairs = _pairs(self.range)
+        return pairs[0] if len(pairs) == 1 else pairs
 
     @property
     def run(self) -> Run:
@@ -240,6 +328,8 @@ class PretrainOptions(Options):
             kept["labels"] = self.labels.resolve()
         if self.groups and Path(self.groups).is_file():  # wherever it lies
             kept["groups"] = digest_of_file(self.groups)
+        if self.teacher_images:
+            kept["teacher_images"] = self.teacher_images.resolve()
         return canonical(kept)
 
 

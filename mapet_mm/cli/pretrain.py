@@ -8,26 +8,30 @@ can edit them and run the printed commands yourself, in RUN.
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from mapet_mm.cli.options import EPOCHS, PretrainOptions
 from mapet_mm.cli.stages import Stage, claim, run_stages
+from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.commands import loading_call, tool_command
 from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.utils.identity import (
     digest_of_file,
     file_digests,
+    file_of,
     require_same_files,
     require_settings,
 )
 from mapet_mm.utils.options import parse_options
-from mapet_mm.utils.run_folder import CHOOSING, IMAGES, INIT, PRETRAINING, TOKENIZER, Run
+from mapet_mm.utils.run_folder import CHOOSING, IMAGES, INIT, PRETRAINING, TEACHER, TOKENIZER, Run
 from mapet_mm.utils.signals import listen
 
 LIBRARIES = {"timm": "timm", "hf": "Hugging Face"}
@@ -130,7 +134,8 @@ def with_files(args: PretrainOptions, options: dict[str, Any], names: Sequence[s
     if options.get("tiles") == recorded.get("tiles"):  # other tiles are named by `require_settings`
         require_all(args, names)
     remedy = "bring that one back, or take another --out"
-    if require_same_files(files["images"], args.images, f"run `{args.out}`", remedy):
+    is_same = require_same_files(files["images"], args.images, f"run `{args.out}`", remedy)
+    if is_same and args.teacher_images is None:
         options = {**options, "images": recorded["images"]}
     labels = files["labels"]
     if labels and args.labels and args.labels.is_file():
@@ -160,6 +165,31 @@ def require_all(args: PretrainOptions, names: Sequence[str]) -> None:
         )
 
 
+def require_same_teacher(args: PretrainOptions, names: Sequence[str]) -> None:
+    """Note the digests of the tokenizer's own images at the first start; later, refuse others.
+
+    Raises:
+        UserError: one is missing, or has changed since it was tokenised.
+    """
+    if args.teacher_images is None:
+        return
+    names = list(dict.fromkeys(map(file_of, names)))
+    paths = [args.teacher_images / name for name in names]
+    missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
+    with ThreadPoolExecutor() as threads:
+        digests = {} if missing else dict(zip(names, threads.map(digest_of_file, paths), strict=True))
+    recorded = args.run / TEACHER
+    before = json.loads(recorded.read_text()) if recorded.exists() else digests
+    changed = missing or [name for name in names if digests[name] != before.get(name, digests[name])]
+    if changed:
+        raise UserError(
+            f"--teacher-images {args.teacher_images}: {len(changed)} images of run `{args.out}` are missing "
+            f"or have changed since they were tokenised, such as {changed[0]}: bring them back, or take "
+            "another --out"
+        )
+    replace_json(recorded, {**digests, **before})
+
+
 def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
     """Decide, and write the configs into RUN; or keep those that are there, if they are of these options.
 
@@ -177,6 +207,7 @@ def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
         print("\n".join(choices.words), flush=True)
         options = with_start(args, with_files(args, options, choices.names))
         require_settings(args.out, options, "run", "take another --out")
+        require_same_teacher(args, choices.names)
         write_configs(args, choices)
         return options
 
@@ -184,11 +215,14 @@ def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
     names, _ = training_images(args)
     options = with_start(args, with_files(args, options, names))
     require_settings(args.out, options, "run", "take another --out")
+    listed = read_lines(args.run / IMAGES)
+    require_same_teacher(args, listed)
     print(f"going on with {' and '.join(map(str, configs))}", flush=True)
-    moved = move_images(args.run, args.images)
-    if moved:
-        print(moved, flush=True)
-    num_new = len(set(names).difference(read_lines(args.run / IMAGES)))
+    if args.teacher_images is None:  # else both folders stay where they were
+        moved = move_images(args.run, args.images)
+        if moved:
+            print(moved, flush=True)
+    num_new = len(set(names).difference(listed))
     if num_new:
         print(f"images: {num_new} are new and left out (another --out trains with them)", flush=True)
     return options

@@ -14,6 +14,7 @@ from mapet_mm.interop.convert import hf_to_timm
 from mapet_mm.interop.description import ContinuedViT, Preparation
 from mapet_mm.interop.names import MASK_TOKEN, TIMM_NETWORK
 from mapet_mm.interop.networks import EPS, hf_network, timm_network
+from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights
 
 # Images are as large as the start takes them, up to 16 x 16 patches; else of 224 pixels or less.
@@ -23,7 +24,7 @@ SIDE = 224
 UNREAD = ("pooler", "mask_token")
 
 
-def of_timm(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
+def of_timm(name: str, asked: int | None = None) -> tuple[ContinuedViT, dict[str, Tensor]]:
     """A model of timm, and its weights at the training's image size."""
     import timm
 
@@ -32,7 +33,7 @@ def of_timm(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
         raise ValueError(f"a {type(model).__name__}")
     if model.attn_pool is not None:
         raise ValueError(f"`global_pool={model.global_pool!r}`, whose weights the pre-training does not have")
-    side = training_side(images, model.patch_embed.patch_size[0])
+    side = training_side(images, model.patch_embed.patch_size[0], asked)
     # Position embeddings are of one size; angles are of any.
     if model.pos_embed is not None and tuple(model.patch_embed.img_size) != (side, side):
         model.set_input_size(img_size=side)
@@ -55,7 +56,7 @@ def of_timm(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
     return vit, {TIMM_NETWORK + key: value for key, value in model.state_dict().items()}
 
 
-def of_hugging_face(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
+def of_hugging_face(name: str, asked: int | None = None) -> tuple[ContinuedViT, dict[str, Tensor]]:
     """A model of Hugging Face, and its weights at the training's image size."""
     import transformers
 
@@ -65,7 +66,7 @@ def of_hugging_face(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
         raise ValueError(f"its files lack {len(lacking)} weights, `{lacking[0]}` first")
     settings = model.config.to_dict()
     architecture, arguments = timm_network(settings)
-    side = training_side(images, settings["patch_size"])
+    side = training_side(images, settings["patch_size"], asked)
     with TemporaryDirectory() as folder:  # in the files, names stay the same from version to version
         model.float().save_pretrained(folder, max_shard_size="1TB")
         config = json.loads(Path(folder, "config.json").read_text())
@@ -109,8 +110,19 @@ def of_hugging_face(name: str) -> tuple[ContinuedViT, dict[str, Tensor]]:
     return vit, converted
 
 
-def training_side(images: Preparation, patch: int) -> int:
-    """Side of the training's images in pixels."""
+def grid_of(side: int, patch: int) -> int:
+    """Patches per side of an image; UserError for one that they do not fill, or of fewer than two."""
+    if side % patch or side < 2 * patch:
+        raise UserError(
+            f"--image-size {side} is no multiple of the patches' {patch} pixels, or less than two of them"
+        )
+    return side // patch
+
+
+def training_side(images: Preparation, patch: int, asked: int | None = None) -> int:
+    """Side of the training's images in pixels; UserError if patches do not fill the one that is asked for."""
+    if asked:
+        return patch * grid_of(asked, patch)
     height, width = images.img_size
     fits = height == width and height % patch == 0
     if fits and height // patch <= LARGEST_GRID:

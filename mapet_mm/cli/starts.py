@@ -15,7 +15,7 @@ from mmengine.logging import MMLogger
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 
-from mapet_mm.cli.start_models import of_hugging_face, of_timm
+from mapet_mm.cli.start_models import grid_of, of_hugging_face, of_timm
 from mapet_mm.evaluation.libraries import one_line
 from mapet_mm.interop.convert import FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import ContinuedViT, Preparation
@@ -40,7 +40,8 @@ FILE_TAKEN = (
     "hf:facebook/dinov2-small, timm:vit_small_patch16_dinov3.lvd1689m, timm:vit_large_patch16_224.mae, ..."
 )
 FETCHED = "check the name and the network, or name a copy: timm:local-dir:FOLDER, hf:FOLDER"
-GRID = 14  # patches per side of a plain ViT's images: 224 pixels in patches of 16
+PATCH = 16  # side in pixels of a plain ViT's patches
+GRID = 14  # of them per side of an image of 224 pixels
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,14 @@ class Start:
         return self.vit.images if self.vit else None
 
 
-def take_start(source: str, out: Path, arch: str | None) -> Start:
+def take_start(source: str, out: Path, arch: str | None, side: int | None = None) -> Start:
     """Write the weights of a start into a RUN.
+
+    Args:
+        source: as for `--init`.
+        out: the RUN.
+        arch: size of the ViT, if it was asked for.
+        side: of the training's images in pixels, if it was asked for.
 
     Raises:
         UserError: there is no such start, or it cannot be continued; the line names what can.
@@ -77,36 +84,42 @@ def take_start(source: str, out: Path, arch: str | None) -> Start:
     path = Path(source)
     if library not in NAMED and path.is_dir():
         if Run(path).exists:
-            return _of_run(source, out, arch)
+            return _of_run(source, out, arch, side)
         if not (path / "config.json").is_file():
             raise UserError(f"--init {source}: a folder without config.json or {PRETRAINING}; {TAKEN}")
         is_of_timm = '"architecture"' in (path / "config.json").read_text()
         library, name = ("timm", f"local-dir:{source}") if is_of_timm else ("hf", source)
     if library not in NAMED:
-        return _of_file(source, path, out, arch)
+        return _of_file(source, path, out, arch, side)
 
     if arch:
         raise UserError(f"--init {source}: the model has its own size; leave out --arch {arch}")
     take = of_timm if library == "timm" else of_hugging_face
     with one_line(f"--init {source}", FETCHED, TAKEN):
-        vit, weights = take(name)
+        vit, weights = take(name, side)
         return _with_network(source, vit, weights, out)
 
 
-def _of_file(source: str, path: Path, out: Path, arch: str | None) -> Start:
+def _of_file(source: str, path: Path, out: Path, arch: str | None, side: int | None) -> Start:
     """A file of a plain ViT's weights; or one that this command wrote, of another ViT."""
     weights, meta = read_checkpoint(path)
     if EXPORTS in meta:
+        vit = ContinuedViT.read(meta[EXPORTS])
+        trained_at = vit.images.img_size[0]
+        if side not in (None, trained_at):
+            raise UserError(
+                f"--init {source}: trained on images of {trained_at} pixels; leave --image-size out"
+            )
         with one_line(f"--init {source}", FETCHED, TAKEN):
-            return _with_network(source, ContinuedViT.read(meta[EXPORTS]), weights, out)
+            return _with_network(source, vit, weights, out)
     found, words = take_weights(path, out / INIT, arch)
-    return Start([words], arch=found)
+    return Start([words], arch=found, grid=grid_of(side, PATCH) if side else GRID)
 
 
-def _of_run(source: str, out: Path, arch: str | None) -> Start:
+def _of_run(source: str, out: Path, arch: str | None, side: int | None) -> Start:
     """The last checkpoint of another RUN."""
     last = Run(Path(source)).newest_checkpoint
-    return _of_file(f"{source} ({last.name})", last, out, arch)
+    return _of_file(f"{source} ({last.name})", last, out, arch, side)
 
 
 def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str]:
@@ -125,7 +138,7 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
         known[name] = {key: settings[key] for key in sizes}
     refused = {
         f"a ViT with {sizes}, not one of {known}": sizes not in known.values(),
-        f"a ViT with patches of {patch}": patch != 16,
+        f"a ViT with patches of {patch}": patch != PATCH,
         "a ViT without a class token": "backbone.cls_token" not in weights,
         "weights without a final norm (of a fine-tuned MAE?)": FINAL_NORM not in weights,
     }

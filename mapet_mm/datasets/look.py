@@ -9,22 +9,24 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
+from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 
 from mapet_mm.datasets.pictures import (
-    PHOTOGRAPHS,
     Picture,
     PictureError,
     Reading,
     look_at_path,
+    of_any_size,
     require_kept,
     size_of,
     spread,
 )
 from mapet_mm.datasets.transforms.load_picture import LoadPicture
-from mapet_mm.utils.config import type_name
+from mapet_mm.utils.config import nodes, type_name
 
+PLAIN = Reading()  # without options
 MOST_DECODED = 20  # of the images that are looked at
 VALUES = 10_000  # pixels of each of these
 # From here on a square is another picture than the photograph.
@@ -42,20 +44,42 @@ class Look:
     Attributes:
         load: config of the transform that reads the images.
         num_bands: that it gives.
-        words: lines for the user, of what differs from photographs near the network's size.
+        sizes: width and height of each image that was looked at.
+        words: lines for the user, of what differs from photographs.
     """
 
     load: dict[str, Any]
     num_bands: int
+    sizes: list[tuple[int, int]]
     words: list[str]
 
+    def rendition(self, bands: Sequence[int] | None = None) -> dict[str, Any]:
+        """Config of a transform that reads three bands, for a network that takes red, green and blue.
 
-def look(paths: Sequence[str], side: int, reading: Reading = PHOTOGRAPHS) -> Look:
+        Args:
+            bands: which, from 1; None for the first three that are taken, or the first of fewer.
+        """
+        if self.num_bands == 3 and bands is None:
+            return self.load
+        taken = list(self.load.get("bands", (1, 2, 3)))
+        shown = bands or (taken[:3] if len(taken) >= 3 else taken[:1] * 3)
+        load = {**self.load, "type": "mapet_mm.LoadPicture", "bands": list(shown)}
+        pairs = load.get("range")
+        if pairs is not None and np.ndim(pairs) == 2:
+            unknown = [band for band in shown if band not in taken]
+            if unknown:
+                raise PictureError(
+                    f"--teacher-bands {unknown[0]}: --range has no values for it, but for {taken}"
+                )
+            load["range"] = tuple(pairs[taken.index(band)] for band in shown)
+        return load
+
+
+def look(paths: Sequence[str], reading: Reading = PLAIN) -> Look:
     """Look at 200 of the images, and decode 20 of those that are no photographs.
 
     Args:
         paths: of all images.
-        side: of the network's images in pixels.
         reading: as asked for; its range may be two percentiles, `("1%", "99%")`.
 
     Raises:
@@ -67,15 +91,15 @@ def look(paths: Sequence[str], side: int, reading: Reading = PHOTOGRAPHS) -> Loo
     decoded = [decoded[index] for index in spread(len(decoded), MOST_DECODED)]
     sizes = []
     for path, picture in pictures.items():
-        with suppress(OSError):  # it is broken; the tokenizer names the image
+        with suppress(OSError), of_any_size():  # it is broken; the tokenizer names the image
             sizes.append(size_of(path, picture))
     try:
         require_kept({path: path for path in pictures}, reading)
     except PictureError as error:
         sample = _sample(LoadPicture(), decoded)
         raise PictureError(f"{error}; their values go {_values_words(sample)}") from error
-    if reading == PHOTOGRAPHS and not unusual:
-        return Look(dict(type="LoadImageFromFile"), 3, _size_words(sizes, side))
+    if reading == PLAIN and not unusual:
+        return Look(dict(type="LoadImageFromFile"), 3, sizes, [])
 
     options: dict[str, Any] = dict(bands=reading.bands, page=reading.page)
     if reading.page is None and max(picture.pages for picture in pictures.values()) == 1:
@@ -87,11 +111,11 @@ def look(paths: Sequence[str], side: int, reading: Reading = PHOTOGRAPHS) -> Loo
     load = {name: options[name] for name in defaults if options[name] != defaults[name]}
     words = _reading_words(list(pictures.values()), replace(reading, range=options["range"]), sample)
     num_bands = len(reading.bands or (1, 2, 3))
-    return Look(dict(type="mapet_mm.LoadPicture", **load), num_bands, words + _size_words(sizes, side))
+    return Look(dict(type="mapet_mm.LoadPicture", **load), num_bands, sizes, words)
 
 
 def picture_pipeline(
-    steps: Sequence[Mapping[str, Any]], load: Mapping[str, Any], num_bands: int
+    steps: Sequence[Mapping[str, Any]], load: Mapping[str, Any], num_bands: int = 3
 ) -> list[dict[str, Any]]:
     """The steps of a pipeline for photographs, for pictures that another transform loads."""
     made = []
@@ -103,6 +127,25 @@ def picture_pipeline(
             step = dict(type="mapet_mm.EachBand", transforms=[step])
         made.append(step)
     return made
+
+
+def as_in_training(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a pipeline, with a training's transform for pictures that are no photographs."""
+    dataset = (config.get("train_dataloader") or {}).get("dataset") or {}
+    load, *_ = dataset.get("square") or dataset.get("pipeline") or [dict(type="LoadImageFromFile")]
+    if type_name(load["type"]) != "LoadPicture":
+        return list(steps)
+    return picture_pipeline(steps, load, len(load.get("bands") or (1, 2, 3)))
+
+
+def reading_pictures(config: Config, options: Mapping[str, Any]) -> Config:
+    """A copy of a model's config that reads images by `LoadPicture` with these options."""
+    plain = config.to_dict()
+    for _, step in list(nodes(plain)):
+        if isinstance(step, dict) and type_name(step.get("type", "")) == "LoadImageFromFile":
+            step.clear()
+            step.update(type="mapet_mm.LoadPicture", **options)
+    return Config(plain, filename=config.filename)
 
 
 def measured_statistics(
@@ -210,18 +253,26 @@ def _values_words(sample: Sample) -> str:
     return f"from {lowest:,.6g} to {highest:,.6g} in {len(sample)} of them"
 
 
-def _size_words(sizes: Sequence[tuple[int, int]], side: int) -> list[str]:
-    """A line if a square of the network's size is another picture than the image."""
+def size_words(sizes: Sequence[tuple[int, int]], side: int) -> list[str]:
+    """A line if the square of a network's size is another picture than the image.
+
+    Args:
+        sizes: width and height of images.
+        side: of the network's images in pixels.
+    """
     if not sizes:
         return []
     width, height = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
     kept = np.median([min(size) / max(size) for size in sizes])
-    scale = np.median([min(size) / side for size in sizes])
-    change = f"shrinks it {scale:.2g} times"
-    if scale < 1:
-        change = f"enlarges it {1 / scale:.2g} times"
+    short_side = np.median([min(size) for size in sizes])
+    scale = short_side / side
     if 1 / ENLARGED <= scale <= SHRUNK and kept >= KEPT:
         return []
+    change = f"shrinks it {scale:.2g} times (--tiles {side} takes squares of its own pixels)"
+    if scale < 1:
+        own = max(32, round(short_side / 16) * 16)
+        cost = f"{(side / own) ** 2:.2g} times the pixels of --image-size {own}"
+        change = f"enlarges it {1 / scale:.2g} times, at {cost}"
     return [
         f"sizes: {width:,} x {height:,} px (median); the square of {side} px keeps {kept:.0%} of it and "
         f"{change}"

@@ -105,16 +105,18 @@ class Reading:
         range: the values that become 0 and 255, or a pair of them for each band.
         bands: that are taken, from 1; None for all, of which a network takes one or three.
         page: that is taken, from 0; None where there is to be one, or where pages of one band are the bands.
+        takes_dicom: False of readers of photographs.
     """
 
     range: Sequence[Any] | None = None
     bands: Sequence[int] | None = None
     page: int | None = None
+    takes_dicom: bool = True
 
     def losses(self, picture: Picture) -> list[str]:
         """What of a picture would be lost in silence, each with the option that prevents it."""
         lost = []
-        if picture.kind == "DICOM" and self == PHOTOGRAPHS:
+        if picture.kind == "DICOM" and not self.takes_dicom:
             lost.append("DICOM, of which a reader has to know the values (--range LOW HIGH)")
         elif picture.is_deep and self.range is None and picture.kind != "DICOM":
             lost.append(depth_loss(picture))
@@ -129,7 +131,7 @@ class Reading:
         return lost
 
 
-PHOTOGRAPHS = Reading()  # as OpenMMLab's loaders read them
+PHOTOGRAPHS = Reading(takes_dicom=False)  # as OpenMMLab's loaders read them
 
 
 def depth_loss(picture: Picture) -> str:

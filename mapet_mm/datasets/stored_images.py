@@ -30,7 +30,8 @@ class StoredImages(Dataset):
 
     An item is a dict with `img`, uint8 `(size, size, 3)`, `token_grid`, int64 `(H, W)`, `img_path`,
     `img_shape` and `sample_idx`, to which `pipeline` is applied: what the whole pipeline of a data set of
-    files would have computed, pixel for pixel. Channels are in MMCV's order, BGR. There is no label, and no
+    files would have computed, pixel for pixel. Channels are in MMCV's order, BGR; other numbers of bands
+    than three are in that of `LoadPicture`. There is no label, and no
     `ori_shape`. Images are in the order of the store's rows, which is that of their names; those that the
     store skipped are left out.
 

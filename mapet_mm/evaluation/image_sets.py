@@ -11,6 +11,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmengine.utils import to_2tuple
 
+from mapet_mm.datasets.look import as_in_training
 from mapet_mm.evaluation.folders import class_loaders, folder_loaders
 from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.interop.description import ContinuedViT, Preparation, description_of
@@ -187,7 +188,7 @@ def add_test_pipeline(config: Config) -> Preparation | None:
         description = ContinuedViT.read(continued).images if continued else description_of(config)
     except ValueError:  # `_model_loader` says what is missing if it needs a pipeline
         return None
-    config.test_dataloader = dict(dataset=dict(pipeline=description.pipeline))
+    config.test_dataloader = dict(dataset=dict(pipeline=as_in_training(description.pipeline, config)))
     return description
 
 

@@ -11,6 +11,7 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
+from mapet_mm.datasets.look import reading_pictures
 from mapet_mm.evaluation.checkpoints import RANDOM, Model, load_checkpoint, model_of
 from mapet_mm.evaluation.image_sets import add_test_pipeline
 from mapet_mm.evaluation.libraries import LIBRARIES, one_line
@@ -42,10 +43,14 @@ class Request:
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     size: int | None = None
+    pictures: Mapping[str, Any] | None = None
 
     def load(self) -> Model:
         """The model with its weights; UserError for weights that are not its."""
-        return SOURCES[source_of(self.name)].load(self)
+        model = SOURCES[source_of(self.name)].load(self)
+        if self.pictures:
+            return replace(model, config=reading_pictures(model.config, self.pictures))
+        return model
 
 
 class Source(NamedTuple):
@@ -84,7 +89,8 @@ def find_model(name: str, checkpoint: str | None = None, **asked: Any) -> Reques
         checkpoint: weights to load instead of the model's own.
         **asked: `options`, entries to change in a config; `prefix` of the backbone's names in the checkpoint,
             by default one of the usual ones; `mean`, `std` and `size` in place of the model's own, size a
-            square's side; `random=True` for the same network with random weights of seed 0.
+            square's side; `pictures`, options of `LoadPicture` for images that are no photographs, unless the
+            model says how it reads them; `random=True` for the same network with random weights of seed 0.
 
     Raises:
         UserError: no such model or checkpoint, or something that such a model cannot use.

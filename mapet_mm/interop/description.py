@@ -33,13 +33,23 @@ class Preparation:
     """The size, resize and normalisation with which a network takes its images."""
 
     img_size: tuple[int, int]  # height and width in pixels
-    mean: tuple[float, ...]  # of the red, green and blue values between 0 and 1
+    mean: tuple[float, ...]  # of the red, green and blue values, or those of each band, between 0 and 1
     std: tuple[float, ...]
     # Of the short side before the central crop; (height, width): the image is squashed to this before it;
     # None: it is squashed to `img_size`.
     resize: int | tuple[int, int] | None
     interpolation: str  # of this resizing
     crop: str = field(default="CenterCrop", kw_only=True)  # the transform's name
+
+    @property
+    def num_bands(self) -> int:
+        """Number of bands of the images."""
+        return len(self.mean)
+
+    @property
+    def colours(self) -> str:
+        """'RGB', or '4-band'."""
+        return "RGB" if self.num_bands == 3 else f"{self.num_bands}-band"
 
     @property
     def crop_pct(self) -> float:
@@ -78,7 +88,7 @@ class Preparation:
     def in_timm(self, num_classes: int = 0) -> dict[str, Any]:
         """timm's `pretrained_cfg` for a ViT."""
         return {
-            "input_size": [3, *self.img_size],
+            "input_size": [self.num_bands, *self.img_size],
             "fixed_input_size": True,
             "interpolation": self.interpolation,
             "crop_pct": self.crop_pct,
@@ -115,7 +125,7 @@ class Preparation:
         elif self.is_squashed:
             squashed = f"squashed to {self.resize[0]} x {self.resize[1]} {self.interpolation}"
             size = f"{squashed}, central {height} x {width}"
-        return f"images: RGB, {size}, mean {self.mean}, std {self.std}"
+        return f"images: {self.colours}, {size}, mean {self.mean}, std {self.std}"
 
 
 @dataclass(frozen=True)
@@ -142,11 +152,12 @@ class Description(Preparation):
         patches = weights[POSITIONS].shape[1] - (CLASS_TOKEN in weights)
         found = sizes_of(weights)["embed_dims"], patches
         patch = tuple(weights["backbone.patch_embed.projection.weight"].shape[1:])
-        if found != (self.embed_dims, self.num_patches) or patch != (3, self.patch_size, self.patch_size):
+        expected = self.num_bands, self.patch_size, self.patch_size
+        if found != (self.embed_dims, self.num_patches) or patch != expected:
             raise ValueError(
-                f"the config's network is {self.embed_dims} wide, with {self.num_patches} RGB patches of "
-                f"{self.patch_size} x {self.patch_size}; the weights are {found[0]} wide, with {patches} "
-                f"patches of shape {patch}"
+                f"the config's network is {self.embed_dims} wide, with {self.num_patches} {self.colours} "
+                f"patches of {self.patch_size} x {self.patch_size}; the weights are {found[0]} wide, with "
+                f"{patches} patches of shape {patch}"
             )
 
 
@@ -169,6 +180,18 @@ class ContinuedViT:
         """Of the entry of a config, or of a file's metadata."""
         images = {name: tuple(v) if isinstance(v, list) else v for name, v in entry["images"].items()}
         return cls(**{**entry, "images": Preparation(**images)})
+
+    def with_bands(self, mean: Sequence[float], std: Sequence[float]) -> "ContinuedViT":
+        """The same network of images with other bands, by the mean and standard deviation of each."""
+        images = replace(self.images, mean=tuple(mean), std=tuple(std))
+        model_args = {**(self.timm.get("model_args") or {}), "in_chans": images.num_bands}
+        return replace(
+            self,
+            timm={**self.timm, "model_args": model_args, "pretrained_cfg": images.in_timm()},
+            hf=self.hf and {**self.hf, "num_channels": images.num_bands},
+            hf_preprocessor=images.in_hugging_face(),
+            images=images,
+        )
 
 
 def description_entry(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +246,8 @@ def _described(cfg: Mapping[str, Any]) -> Description:
     last = layers if isinstance(layers, int) else layers[-1]
     feature = backbone.get("out_type", "cls_token")
     preprocessor = cfg["model"].get("data_preprocessor") or cfg["data_preprocessor"]
-    if not (preprocessor.get("to_rgb") or preprocessor.get("bgr_to_rgb")):
+    is_turned = preprocessor.get("to_rgb") or preprocessor.get("bgr_to_rgb")
+    if not is_turned and len(preprocessor["mean"]) == 3:
         raise ValueError("the config's images are BGR (`data_preprocessor` without to_rgb=True)")
     mean, std = (tuple(round(value / 255, 6) for value in preprocessor[name]) for name in ("mean", "std"))
     img_size = tuple(to_2tuple(backbone.get("img_size", 224)))
@@ -278,5 +302,7 @@ def _pipeline(cfg: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for step in [*(dataset.get("square") or ()), *dataset.get("pipeline", ())]:
         if type_name(step["type"]) == "MultiView":  # the first is the network's, the second a tokenizer's
             yield from step["transforms"][0]
+        elif type_name(step["type"]) == "EachBand":
+            yield from step["transforms"]
         else:
             yield step

@@ -60,6 +60,8 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
     )
     if not has_final_norm and not has_pooled_norm:
         arguments["final_norm"] = False
+    if description.num_bands != 3:
+        arguments["in_chans"] = description.num_bands
     return arguments
 
 
@@ -113,7 +115,9 @@ def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[s
             "Dinov2Model takes square images and an MLP whose width is a multiple of the tokens'; these are "
             f"{height} x {width} pixels and {sizes['feedforward_channels']} of {sizes['embed_dims']}"
         )
+    bands = {} if description.num_bands == 3 else {"num_channels": description.num_bands}
     return {
+        **bands,
         "model_type": "dinov2",
         "architectures": ["Dinov2Model"],
         "image_size": height,

@@ -60,7 +60,7 @@ def write_onnx(output: Path, weights: Mapping[str, Tensor], description: Descrip
     try:
         program = torch.onnx.export(
             Features(vit, grid).eval(),
-            (torch.zeros(2, 3, *description.img_size),),
+            (torch.zeros(2, description.num_bands, *description.img_size),),
             input_names=INPUTS,
             output_names=OUTPUTS,
             dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),  # with a name, PyTorch 2.6 fixes the number

@@ -30,7 +30,7 @@ from mapet_mm.utils.identity import explain
 
 SQUARES_FORMAT = {"format": "mapet_mm.squares", "version": 1}
 SQUARES = "squares"
-CHANNELS = 3
+CHANNELS = 3  # unless a manifest names another number
 STORE = "run `mapet-mm store-images` with the pre-training's config"
 
 
@@ -43,12 +43,14 @@ def find_manifest(store: TokenStore, size: int) -> dict[str, Any] | None:
 class Squares(Parts):
     """The squares of a token store's images: uint8 `(size, size, 3)`, BGR, as MMCV's loaders give them.
 
-    There is one set of squares for each size. Another pipeline for the same size is refused.
+    Images of another number of bands have squares of as many. There is one set of squares for each size.
+    Another pipeline for the same size is refused.
 
     Args:
         store: the token store.
         size: side in pixels.
         pipeline: configs of the steps that make the squares; None takes those of the squares that are there.
+        channels: of the squares, unless they are there.
 
     Raises:
         TokenStoreError: the squares are of another store or pipeline, or there are none and no `pipeline`.
@@ -57,18 +59,24 @@ class Squares(Parts):
     refuses_others = False
 
     def __init__(
-        self, store: TokenStore, size: int, pipeline: Sequence[Mapping[str, Any]] | None = None
+        self,
+        store: TokenStore,
+        size: int,
+        pipeline: Sequence[Mapping[str, Any]] | None = None,
+        channels: int = CHANNELS,
     ) -> None:
         self.store = store
         self.size = size
-        folder = store.path / SQUARES / str(size)
-        shape = (size, size, CHANNELS)
-        super().__init__(folder, store.id, SQUARES, shape, np.uint8, store.names, PART_ROWS)
         self.manifest = find_manifest(store, size)
         if self.manifest is None:
             if pipeline is None:
                 raise TokenStoreError(f"token store `{store.path}` has no squares of {size} px: {STORE}")
             self.manifest = {**SQUARES_FORMAT, "store": store.id, "pipeline": list(pipeline), "names": None}
+            if channels != CHANNELS:
+                self.manifest["channels"] = channels
+        folder = store.path / SQUARES / str(size)
+        shape = (size, size, self.manifest.get("channels", CHANNELS))
+        super().__init__(folder, store.id, SQUARES, shape, np.uint8, store.names, PART_ROWS)
         self._require_same(self.manifest["pipeline"] if pipeline is None else pipeline)
 
     def _require_same(self, pipeline: Sequence[Mapping[str, Any]]) -> None:
@@ -103,9 +111,9 @@ class Squares(Parts):
             has_square[start:stop] = False
         return has_square
 
-    def read(self, rows: Sequence[int] | np.ndarray) -> UInt8[np.ndarray, "rows size size 3"]:
+    def read(self, rows: Sequence[int] | np.ndarray) -> UInt8[np.ndarray, "rows size size channel"]:
         """Squares of many rows, in one array; TokenStoreError if one has none."""
-        squares = np.empty((len(rows), self.size, self.size, CHANNELS), np.uint8)
+        squares = np.empty((len(rows), *self.shape), np.uint8)
         for row, square in zip(rows, squares, strict=True):
             if not self.read_row(int(row), square):
                 name = self.store.names[int(row)]

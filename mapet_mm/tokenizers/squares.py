@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from mmengine.registry import init_default_scope
 
 from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.structures.parts import WRITTEN
-from mapet_mm.structures.squares import CHANNELS, Squares
+from mapet_mm.structures.squares import Squares
 from mapet_mm.tokenizers.fill import GROUP_SIZE, ImageGroup, fill
 from mapet_mm.tokenizers.images import ImageReader, UndecodableError
 from mapet_mm.utils.config import require_entries, scope_of, type_name
@@ -94,14 +95,14 @@ class SquareLoader:
                     reasons[row] = str(error)
             yield ImageGroup(part, list(squares), list(squares.values()), reasons)
 
-    def square(self, row: int) -> UInt8[np.ndarray, "height width 3"]:
+    def square(self, row: int) -> UInt8[np.ndarray, "height width channel"]:
         """The square of an image; UndecodableError if its file cannot be decoded."""
         image = self.steps({"img_path": self.path(row)})["img"]
         if image.ndim != 3 or image.dtype != np.uint8 or image.shape[0] != image.shape[1]:
             shape = " x ".join(map(str, image.shape))
             raise UserError(
                 f"the pipeline makes {image.dtype} of {shape} from `{self.path(row)}`: the steps before "
-                f"{', '.join(ENDS[:-1])} have to make squares of {CHANNELS} channels of 8 bit, of one size"
+                f"{', '.join(ENDS[:-1])} have to make squares of 8 bit, of one size"
             )
         return image
 
@@ -116,8 +117,8 @@ class SquareLoader:
             )
         return int(written[0])
 
-    def size(self) -> int:
-        """Side of a square in pixels, of the first image; UserError if the steps draw random numbers."""
+    def squares(self) -> Squares:
+        """All squares, of the shape of the first image's; UserError if the steps draw random numbers."""
         before = random_states()
         image = self.square(self.first())
         if random_states() != before:
@@ -125,7 +126,8 @@ class SquareLoader:
                 "the steps that make the square draw random numbers, so it would not be the same in every "
                 f"epoch: put such a step after {' or '.join(ENDS[:-1])}"
             )
-        return len(image)
+        size, _, channels = image.shape
+        return Squares(self.store, size, self.pipeline, channels)
 
 
 def random_states() -> tuple[object, ...]:
@@ -145,17 +147,17 @@ def store_images(loader: SquareLoader) -> tuple[Squares, int]:
         TokenStoreError: the squares that are there are of other steps, or the store lacks tokens.
     """
     store = loader.store
-    squares = Squares(store, loader.size(), loader.pipeline)
+    squares = loader.squares()
     squares.begin()
     image_of_row = np.where(store.written(), np.arange(len(store)), -1)
     missing = int(((image_of_row >= 0) & (squares.all_states() != WRITTEN)).sum())
     what = f"{len(store):,} squares of {squares.size} x {squares.size} px"
     remedy = "make the folder a link to another disk"
-    require_room(squares.folder, missing * squares.size**2 * CHANNELS, what, remedy)
+    require_room(squares.folder, missing * math.prod(squares.shape), what, remedy)
 
-    def of_one_size(group: ImageGroup) -> list[UInt8[np.ndarray, "size size 3"]]:
+    def of_one_size(group: ImageGroup) -> list[UInt8[np.ndarray, "size size channel"]]:
         for row, square in zip(group.indices, group.inputs, strict=True):
-            require_size(square, squares.size, loader.path(row))
+            require_shape(square, squares.shape, loader.path(row))
         return group.inputs
 
     num_written, failed = fill(
@@ -172,12 +174,14 @@ def store_images(loader: SquareLoader) -> tuple[Squares, int]:
     return squares, num_written
 
 
-def require_size(square: UInt8[np.ndarray, "height width 3"], size: int, path: str) -> None:
-    """Raise UserError if a square has another size than the first image's."""
-    if len(square) != size:
+def require_shape(
+    square: UInt8[np.ndarray, "height width channel"], shape: tuple[int, ...], path: str
+) -> None:
+    """Raise UserError if a square has another size or number of bands than the first image's."""
+    if square.shape != tuple(shape):
         raise UserError(
-            f"the pipeline makes {len(square)} px from `{path}` and {size} px from the first image: resize "
-            "all images to one size"
+            f"the pipeline makes {len(square)} px in {square.shape[2]} bands from `{path}`, and "
+            f"{shape[0]} px in {shape[2]} bands from the first image: resize all images to one size"
         )
 
 
@@ -187,7 +191,7 @@ def verify_images(loader: SquareLoader, count: int = 256) -> tuple[Squares, str]
     Raises:
         TokenStoreError: a file has changed, or an image is not the square's any more.
     """
-    squares = Squares(loader.store, loader.size(), loader.pipeline)
+    squares = loader.squares()
     squares.verify()
     rows = np.flatnonzero(squares.has_square())
     drawn = np.sort(np.random.default_rng(0).permutation(rows)[:count])

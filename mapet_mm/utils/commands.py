@@ -5,6 +5,9 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+from mapet_mm.utils.errors import UserError
 
 # Names the stage in the environment of the tools that `mapet-mm pretrain` runs.
 STAGE = "MAPET_MM_STAGE"
@@ -62,6 +65,34 @@ def add_workers_option(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that load images (default: those that a config names, else one a core, up to 8)",
     )
+
+
+def add_picture_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--range`, `--bands` and `--page`: how images are read that are no photographs."""
+    group = parser.add_argument_group(
+        "images that are not photographs, for models that do not say it themselves"
+    )
+    group.add_argument(
+        "--range",
+        type=float,
+        nargs="+",
+        metavar="VALUE",
+        help="LOW HIGH, the values that become 0 and 255, or such a pair for each band",
+    )
+    group.add_argument("--bands", type=int, nargs="+", metavar="BAND", help="bands that are taken, from 1")
+    group.add_argument("--page", type=int, help="page that is taken, from 0")
+
+
+def picture_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `LoadPicture` that were given; UserError for a range that is none."""
+    values = args.range
+    if values is not None:
+        if len(values) % 2:
+            raise UserError("--range takes LOW HIGH, or such a pair for each band")
+        pairs = list(zip(values[::2], values[1::2], strict=True))
+        values = pairs[0] if len(pairs) == 1 else pairs
+    options = dict(range=values, bands=args.bands, page=args.page)
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def num_workers(text: str) -> int:

@@ -16,6 +16,7 @@ from mapet_mm.utils.identity import IDENTITY
 PRETRAINING = "pretrain.py"
 TOKENIZER = "tokenizer.py"
 IMAGES = "images.txt"  # all that there were at the first start
+TEACHER = "teacher_images.json"  # digests of the images that the tokenizer sees, if they are others
 INIT = "init.pth"  # the weights of a start
 CODEBOOK = "codebook.safetensors"
 TOKENS = "tokens"
@@ -143,7 +144,7 @@ class Run(os.PathLike):
             backbone = dict(type="mapet_mm.TIMMViT", model_name=str(self))
         else:
             trained = cfg.model.backbone
-            sizes = ("arch", "img_size", "patch_size", "layer_scale_init_value")
+            sizes = ("arch", "img_size", "patch_size", "in_channels", "layer_scale_init_value")
             backbone = dict(
                 type="mapet_mm.MaPeTViT",
                 **{name: trained[name] for name in sizes if name in trained},

@@ -5,6 +5,7 @@ import re
 import runpy
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ from mapet_mm.models import TIMMViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.run_folder import INIT
-from mapet_mm.weight_files import read_checkpoint, read_weights
+from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
 
 STARTS = [("timm", kind) for kind in OF_TIMM] + [("hf", kind) for kind in OF_HUGGING_FACE]
 NAMES = [f"{library}: {kind}" for library, kind in STARTS]
@@ -121,6 +122,46 @@ def test_with_no_epoch_the_exports_and_the_training_compute_what_the_start_does(
     clustered = MODELS.build(config).features(images)
     tolerance = 1e-5 if start.network.get("norm_eps") is None else 1e-3  # MMPretrain's class has timm's eps
     torch.testing.assert_close(clustered, patches, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["vit", "dinov2 with registers"])
+def test_a_start_is_continued_on_other_bands_and_exported_with_them(kind, tmp_path):
+    """The start's RGB weights are inflated as the training's network loads them."""
+    name, _ = save("timm", kind, tmp_path / "start")
+    start = take_start(name, tmp_path, None)
+    mean, std = [0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]
+    vit = MODELS.build({**start.network, "in_channels": 4}).eval()
+    weights = {name.removeprefix("backbone."): value for name, value in read_weights(tmp_path / INIT).items()}
+    vit.load_state_dict(weights, strict=False)
+    trained = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+    write_weights(tmp_path / "trained.pth", trained, dict(exports=asdict(start.vit.with_bands(mean, std))))
+    export(tmp_path, tmp_path / "trained.pth")
+
+    images = torch.randn(2, 4, SIDE, SIDE)
+    model = in_timm(tmp_path)
+    assert model.pretrained_cfg["mean"] == mean
+    of_timm = tokens_of(model, images)
+    of_hugging_face = tokens_of(in_hugging_face(tmp_path), images)
+    torch.testing.assert_close(of_hugging_face, of_timm, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        (whole,) = vit.encode(images)
+    torch.testing.assert_close(whole[:, 0], of_timm[:, 0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "side", "grid"), [("timm: vit", 64, 8), ("hf: dinov2", 48, 6)])
+def test_a_start_takes_the_image_size_that_is_asked_for(kind, side, grid, tmp_path):
+    library, kind = kind.split(": ")
+    name, _ = save(library, kind, tmp_path / "start")
+    start = take_start(name, tmp_path, None, side)
+    assert start.grid == grid
+    assert start.images.img_size == (side, side)
+    export(tmp_path, tmp_path / INIT)
+    images = torch.randn(1, 3, side, side)
+    with torch.no_grad():
+        (whole,) = training_network(start, tmp_path).encode(images)
+    torch.testing.assert_close(whole, tokens_of(in_timm(tmp_path), images), rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match="--image-size 44 is no multiple"):
+        take_start(name, tmp_path, None, 44)
 
 
 def test_exports_have_the_starts_config_and_images(tmp_path):

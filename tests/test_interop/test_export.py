@@ -11,7 +11,7 @@ import timm
 import torch
 import transformers
 from config_building import ROOT, run_tool
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose
 from mmengine.registry import init_default_scope
 from mmpretrain.models import SelfSupDataPreprocessor
@@ -100,6 +100,27 @@ def test_hugging_face_makes_the_network_of_a_folder(weights, meta, images, token
     assert vit.config.num_attention_heads == 3
     assert epsilons(vit) == epsilons(MaPeTViT(SMALL)) == {1e-6}
     torch.testing.assert_close(vit(images).last_hidden_state, tokens, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_images_of_four_bands_are_four_in_timm_and_in_hugging_face(recipe, tmp_path):
+    options = {name: value for name, value in recipe.model.backbone.items() if name != "type"}
+    vit = randomise(MaPeTPretrainViT(**options, in_channels=4), std=0.1)
+    weights = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+    preprocessor = dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[51.0] * 4, std=[25.5] * 4)
+    meta = description_entry(changed(recipe, data_preprocessor=ConfigDict(preprocessor)))
+    write_export(tmp_path / "timm", "timm", weights, meta)
+    write_export(tmp_path / "hf", "hf", weights, meta)
+
+    images = torch.randn(2, 4, 224, 224)
+    plain = MaPeTViT(SMALL, in_channels=4, out_type="raw").eval()
+    plain.load_state_dict(vit.state_dict())
+    (tokens,) = plain(images)
+    in_timm = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True).eval()
+    assert resolve_model_data_config(in_timm)["mean"] == [0.2] * 4
+    torch.testing.assert_close(in_timm.forward_features(images), tokens, rtol=1e-4, atol=1e-4)
+    elsewhere = transformers.AutoModel.from_pretrained(tmp_path / "hf").eval()
+    torch.testing.assert_close(elsewhere(images).last_hidden_state, tokens, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

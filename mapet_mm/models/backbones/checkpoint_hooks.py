@@ -49,6 +49,7 @@ def adapt_checkpoint(
     leave_pretraining(own, state_dict, prefix)
     fill_layer_scales(own, state_dict, prefix)
     fold_layer_scales(own, state_dict, prefix)
+    fit_bands(own, state_dict, prefix, "patch_embed.projection.weight")
     fit_positions(vit, state_dict, prefix, local_metadata.get(PATCH_GRID))
 
 
@@ -63,6 +64,34 @@ def refuse_others(own: Mapping[str, Tensor], state_dict: Mapping[str, Tensor]) -
         raise CheckpointNamesError(
             f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: {remedy}"
         )
+
+
+def fit_bands(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], prefix: str, name: str) -> None:
+    """Bring the patch embedding of RGB images in a state dict, in place, to the backbone's number of bands.
+
+    Each of the N bands gets the mean of red, green and blue times 3 / N: bands that are alike answer as grey.
+
+    Args:
+        own: the backbone's weights.
+        state_dict: those that are loaded.
+        prefix: of their names.
+        name: of the patch embedding's weight.
+
+    Raises:
+        ValueError: the weights are of other bands than RGB.
+    """
+    weight = state_dict.get(prefix + name)
+    if weight is None or weight.ndim != 4 or weight.shape[1] == own[name].shape[1]:
+        return
+    num_bands = own[name].shape[1]
+    if weight.shape[1] != 3:
+        raise ValueError(
+            f"the checkpoint's patches have {weight.shape[1]} bands, the backbone's {num_bands}: only those "
+            "of RGB fit any number"
+        )
+    mean = weight.mean(dim=1, keepdim=True) * 3 / num_bands
+    state_dict[prefix + name] = mean.repeat(1, num_bands, 1, 1)
+    print_log(f"`{prefix + name}`: each of {num_bands} bands has RGB's mean times 3/{num_bands}.", "current")
 
 
 def remedy_for(names: Iterable[str], otherwise: str) -> str:

@@ -15,6 +15,7 @@ from mapet_mm.models.backbones.initialisation import init_truncated_normal
 from mapet_mm.models.backbones.timm_weights import (
     SourceError,
     adapt_timm_checkpoint,
+    fit_timm_bands,
     of_backbone,
     read_source,
 )
@@ -159,6 +160,8 @@ class TIMMViT(TIMMBackbone):
         self.out_indices = self._layer_indices(out_indices)
         self.frozen_stages = frozen_stages
 
+        for module in (self, vit):
+            module.register_load_state_dict_pre_hook(fit_timm_bands)
         if self.takes_any_size:
             self.register_load_state_dict_pre_hook(adapt_timm_checkpoint)
         if weights is not None:

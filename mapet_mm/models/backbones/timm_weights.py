@@ -9,7 +9,7 @@ from typing import Any
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
-from mapet_mm.models.backbones.checkpoint_hooks import OF_TIMM, CheckpointNamesError
+from mapet_mm.models.backbones.checkpoint_hooks import OF_TIMM, CheckpointNamesError, fit_bands
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.run_folder import EXPORTS, Run
 from mapet_mm.weight_files import read_checkpoint, read_weights
@@ -118,6 +118,12 @@ def adapt_timm_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix:
     if is_alone:
         _require_same_weights(own, state_dict)
     _fit_positions(vit.timm_model, state_dict, prefix + POSITIONS)
+
+
+def fit_timm_bands(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Loading hook of `TIMMViT` and of its network, which may be loaded alone: see `fit_bands`."""
+    inside = OF_TIMM if hasattr(vit, "timm_model") else ""
+    fit_bands(vit.state_dict(), state_dict, prefix, f"{inside}patch_embed.proj.weight")
 
 
 def _require_same_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

@@ -24,10 +24,12 @@ class BatchColorJitter(nn.Module):
     Args:
         brightness: at most this far from the factor 1; from 0 to 1.
         contrast: the same for the distance of each pixel to the image's mean grey.
-        saturation: the same for the distance of each pixel to its own grey.
+        saturation: the same for the distance of each pixel to its own grey; only of RGB.
+
+    The grey of images that are not RGB is the mean of their bands.
 
     Raises:
-        ValueError: a value is not from 0 to 1.
+        ValueError: a value is not from 0 to 1, or saturation for images that are not RGB.
 
     Examples:
         >>> jitter = BatchColorJitter(brightness=0.4, contrast=0.4, saturation=0.4)
@@ -43,16 +45,21 @@ class BatchColorJitter(nn.Module):
                 raise ValueError(f"color_jitter: {name}={value} is not from 0 to 1")
         widths = torch.tensor([brightness, contrast, saturation], dtype=torch.float32)
         self.register_buffer("widths", widths, persistent=False)
+        self.has_saturation = saturation > 0
 
     def forward(
-        self, images: Float[Tensor, "batch 3 height width"], seeds: Int64[Tensor, " batch"]
-    ) -> Float[Tensor, "batch 3 height width"]:
+        self, images: Float[Tensor, "batch band height width"], seeds: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch band height width"]:
         """The jittered images.
 
         Args:
-            images: RGB, `(B, 3, H, W)` from 0 to 255; not changed.
+            images: RGB or other bands, `(B, N, H, W)` from 0 to 255; not changed.
             seeds: `(B,)` int64, one for each image, on the images' device.
         """
+        if self.has_saturation and images.shape[1] != 3:
+            raise ValueError(
+                f"color_jitter: saturation is of RGB, not of {images.shape[1]} bands: set it to 0"
+            )
         factors, order = self.draw(seeds)
         for operation in order.split(1, dim=1):  # B 1 each
             factor = factors.gather(1, operation)
@@ -74,18 +81,25 @@ class BatchColorJitter(nn.Module):
 
 
 def blend(
-    images: Float[Tensor, "batch 3 height width"],
+    images: Float[Tensor, "batch band height width"],
     operation: Int64[Tensor, "batch 1 1 1"],
     factor: Float[Tensor, "batch 1 1 1"],
-) -> Float[Tensor, "batch 3 height width"]:
+) -> Float[Tensor, "batch band height width"]:
     """One operation on each image: a blend of the image and black, its mean grey, or each pixel's grey."""
-    red, green, blue = images.split(1, dim=1)  # B 1 H W each
-    # Sums, not a product of matrices, which autocast would round to 16 bits.
-    grey = RED * red
-    grey.add_(green, alpha=GREEN).add_(blue, alpha=BLUE)
+    grey = grey_of(images)
     mean = grey.mean(dim=(2, 3), keepdim=True)  # B 1 1 1
 
     # What each image is blended with.
     mean_or_black = torch.where(operation == CONTRAST, mean, 0.0)
     other = torch.where(operation == SATURATION, grey, mean_or_black)
     return torch.lerp(other, images, factor).clamp_(0.0, WHITE)
+
+
+def grey_of(images: Float[Tensor, "batch band height width"]) -> Float[Tensor, "batch 1 height width"]:
+    """The grey of RGB images as torchvision has it, or the mean of other bands."""
+    if images.shape[1] != 3:
+        return images.mean(dim=1, keepdim=True)
+    red, green, blue = images.split(1, dim=1)  # B 1 H W each
+    # Sums, not a product of matrices, which autocast would round to 16 bits.
+    grey = RED * red
+    return grey.add_(green, alpha=GREEN).add_(blue, alpha=BLUE)

@@ -61,9 +61,12 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     without token grids becomes images only, as MMPretrain's `FeatureExtractor` needs them.
 
     Args:
+        mean: of red, green and blue, or of each band of images with any number of bands.
+        std: the same, of their standard deviation.
         color_jitter: `dict(brightness=0.4, contrast=0.4, saturation=0.4)`: jitter the images of a training
             batch on the model's device, each by the seed that `EpochSeedHook` gives it. It takes the place of
-            `ColorJitter` in the pipeline. Images have to be RGB after `to_rgb` and its like. None: no jitter.
+            `ColorJitter` in the pipeline. Images have to be RGB after `to_rgb` and its like; of other bands
+            there is no saturation. None: no jitter.
         **kwargs: arguments of MMPretrain's `SelfSupDataPreprocessor`.
 
     Raises:
@@ -79,8 +82,20 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         (tensor(1.), torch.Size([1, 2, 2]))
     """
 
-    def __init__(self, *args: Any, color_jitter: dict[str, float] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        *args: Any,
+        color_jitter: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if mean is None or len(mean) in (1, 3):
+            super().__init__(mean, std, *args, **kwargs)
+        else:  # MMEngine's takes no other numbers
+            super().__init__(None, None, *args, **kwargs)
+            self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), False)
+            self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), False)
         self.color_jitter = BatchColorJitter(**color_jitter) if color_jitter else None
         self.pixel_range = PixelRange()
 

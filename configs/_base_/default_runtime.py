@@ -15,6 +15,7 @@ default_hooks = dict(
     non_finite=dict(type="mapet_mm.NonFiniteHook"),  # leaves steps without finite gradients out
     total_batch=dict(type="mapet_mm.TotalBatchHook"),  # refuses a rate that is meant for another batch
     loader_wait=dict(type="mapet_mm.LoaderWaitHook"),  # says, once, when steps wait for images
+    compile=dict(type="mapet_mm.CompileHook", where_it_pays=True),  # long trainings on a GPU
 )
 
 env_cfg = dict(

@@ -6,5 +6,6 @@ default_hooks = dict(
     logger=dict(interval=50),
     checkpoint=dict(interval=1),
     visualization=dict(_delete_=True, type="mmdet.DetVisualizationHook"),
+    compile=None,  # images have many sizes
 )
 visualizer = dict(type="DetLocalVisualizer", name="visualizer")

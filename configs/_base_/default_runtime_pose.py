@@ -5,5 +5,6 @@ default_scope = "mmpose"
 default_hooks = dict(
     logger=dict(interval=50),
     visualization=dict(_delete_=True, type="PoseVisualizationHook", enable=False),
+    compile=None,  # nobody has tried
 )
 visualizer = dict(type="PoseLocalVisualizer", name="visualizer")

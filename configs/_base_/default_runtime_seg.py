@@ -16,6 +16,7 @@ default_hooks = dict(
     epoch_seed=dict(type="mapet_mm.EpochSeedHook"),  # draws come from seed, epoch and image: resumes exactly
     interruption=dict(type="mapet_mm.InterruptionHook"),  # saves every 30 minutes, and when told to end
     non_finite=dict(type="mapet_mm.NonFiniteHook"),  # leaves steps without finite gradients out
+    compile=dict(type="mapet_mm.CompileHook", where_it_pays=True),  # long trainings on a GPU
 )
 
 env_cfg = dict(

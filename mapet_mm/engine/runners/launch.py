@@ -134,7 +134,11 @@ def configure_training(
     check_accumulation(cfg)
     check_schedule(cfg)
     check_checkpoints(cfg)
-    options = cfg.pop("compile", False)
+    options = cfg.pop("compile", None)
+    if options is not None:  # in place of what a recipe decides
+        hooks = cfg.get("default_hooks") or {}
+        own = {name: hook for name, hook in hooks.items() if not _is_of_type(hook, "CompileHook")}
+        cfg.default_hooks = ConfigDict(own)
     if options:  # compiles the backbone, not MMEngine's whole train step
         hook = dict(type="mapet_mm.CompileHook")
         if options is not True:

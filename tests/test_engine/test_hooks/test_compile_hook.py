@@ -4,14 +4,17 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from config_building import ROOT
+from mmcv.cnn.bricks import DropPath
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mapet_mm.engine.hooks import compile_hook
 from mapet_mm.engine.hooks.compile_hook import CompileHook
 from mapet_mm.engine.runners.launch import configure_training
 
@@ -36,7 +39,34 @@ def runner_of(**modules: nn.Module) -> SimpleNamespace:
     model = nn.Module()
     for name, module in modules.items():
         model.add_module(name, module)
-    return SimpleNamespace(model=model, logger=MMLogger.get_instance("test"))
+    loader = SimpleNamespace(batch_size=8)
+    logger = MMLogger.get_instance("test")
+    return SimpleNamespace(model=model, logger=logger, train_dataloader=loader, cfg=Config(), max_iters=10**5)
+
+
+GRAPHS: list[torch.fx.GraphModule] = []
+
+
+def noting(graph: torch.fx.GraphModule, _: object):
+    """A backend that keeps each graph."""
+    GRAPHS.append(graph)
+    return graph.forward
+
+
+def failing(graph: torch.fx.GraphModule, _: object):
+    raise RuntimeError("no such kernel")
+
+
+@pytest.fixture
+def graphs() -> list[torch.fx.GraphModule]:
+    """What is compiled from here on."""
+    torch._dynamo.reset()
+    GRAPHS.clear()
+    return GRAPHS
+
+
+def batch_of(num_images: int) -> dict:
+    return dict(data_samples=[None] * num_images)
 
 
 def config(**options) -> Config:
@@ -60,6 +90,86 @@ def test_the_configs_compile_becomes_the_hook(compile_options, hooks):
     assert cfg.custom_hooks == [dict(type="Another"), *hooks]
 
 
+@pytest.mark.parametrize("chosen", [False, True, dict(mode="reduce-overhead")])
+def test_what_compile_says_takes_the_place_of_a_recipes_choice(chosen):
+    """And its digest is that of trainings which began before recipes had one."""
+    listed = dict(compile=dict(type="mapet_mm.CompileHook", where_it_pays=True), timer=dict(type="any"))
+    recipe, before = config(compile=chosen, default_hooks=listed), config(compile=chosen)
+    for cfg in (recipe, before):
+        configure_training(cfg)
+    assert "compile" not in recipe.default_hooks
+    assert "timer" in recipe.default_hooks
+    digests = [cfg.default_hooks.portable_checkpoint.recipe for cfg in (recipe, before)]
+    assert digests[0] == digests[1]
+    kept = config(default_hooks=listed)
+    configure_training(kept)
+    assert kept.default_hooks.compile == listed["compile"]
+
+
+def no_compiler() -> None:
+    raise RuntimeError("Failed to find C compiler.")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (dict(gpu=False), "there is no GPU"),
+        (dict(steps=900), "longer than it saves in 900 steps"),
+        (dict(compiler=no_compiler), "RuntimeError: Failed to find C compiler"),
+        (dict(parts=dict(head=Doubling())), "Module has none"),
+        ({}, "is compiled in the first iterations"),
+    ],
+)
+def test_a_recipe_is_compiled_where_it_pays_and_else_says_why_not(changed, said, graphs, monkeypatch):
+    here = dict(gpu=True, steps=10**5, compiler=lambda: None, parts=dict(backbone=Doubling())) | changed
+    lines, part = [], next(iter(here["parts"].values()))
+    runner = runner_of(**here["parts"])
+    runner.logger, runner.max_iters = SimpleNamespace(info=lines.append), here["steps"]
+    hook = CompileHook(where_it_pays=True, backend=noting)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: here["gpu"])
+        patch.setattr(compile_hook, "compiled_sum", here["compiler"])
+        hook.before_train(runner)
+    assert torch.equal(part(torch.ones(8)), torch.full((8,), 2.0))
+    hook.after_train(runner)
+    assert len(graphs) == (0 if changed else 1)
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_backbone_that_the_compiler_fails_at_trains_all_the_same(monkeypatch):
+    monkeypatch.setattr(compile_hook, "why_not_worthwhile", lambda *_: None)
+    runner = runner_of(backbone=Doubling())
+    hook = CompileHook(where_it_pays=True, backend=failing)
+    hook.before_train(runner)
+    assert torch.equal(runner.model.backbone(torch.ones(8)), torch.full((8,), 2.0))
+    hook.after_train(runner)
+
+
+def test_cuda_graphs_are_not_taken_where_batches_are_accumulated(monkeypatch):
+    marked = []
+    monkeypatch.setattr(CompileHook, "compile", lambda *_: None)  # Triton's, which takes a GPU
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
+    for count, expected in ((1, "reduce-overhead"), (4, None)):
+        runner = runner_of(backbone=Doubling())
+        runner.cfg = Config(dict(optim_wrapper=dict(accumulative_counts=count)))
+        hook = CompileHook(mode="reduce-overhead")
+        hook.before_train(runner)
+        assert hook.options.get("mode") == expected
+        hook.before_train_iter(runner, 0, batch_of(8))
+        hook.after_train(runner)
+    assert len(marked) == 1
+
+
+def test_the_numbers_of_stochastic_depth_are_no_break_of_the_graph(graphs):
+    """MMPretrain's layers have NumPy's: BEiT's backbone was no graph."""
+    backbone = nn.Sequential(DropPath(np.float64(0.25)), nn.Linear(4, 4))
+    CompileHook(backend=noting).compile(nn.ModuleDict(dict(backbone=backbone)))
+    backbone(torch.ones(8, 4))
+    assert len(graphs) == 1
+
+
 def test_a_model_without_backbone_is_one_clear_line():
     with pytest.raises(ValueError, match="backbone"):
         CompileHook().before_train(runner_of(head=Doubling()))
@@ -77,17 +187,11 @@ def test_the_compiler_keeps_no_more_than_its_budget(budget, expected):
     assert len(kept) == expected
 
 
-def test_validation_at_more_shapes_than_can_be_compiled_is_eager():
+def test_validation_at_more_shapes_than_can_be_compiled_is_eager(graphs):
     """12 shapes, past PyTorch's limit of 8, twice; the training step has one graph from first to last."""
-    torch._dynamo.reset()
-    graphs, backbone = [], Doubling()
+    backbone = Doubling()
     runner = runner_of(backbone=backbone)
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    hook = CompileHook(backend=backend)
+    hook = CompileHook(backend=noting)
     hook.before_train(runner)
     for _ in range(2):
         assert torch.equal(backbone(torch.ones(3)), torch.full((3,), 2.0))
@@ -101,26 +205,23 @@ def test_validation_at_more_shapes_than_can_be_compiled_is_eager():
     assert len(graphs) == 2, "compiled again after validation"
 
 
-def test_after_the_first_step_a_smaller_last_batch_runs_eagerly():
-    torch._dynamo.reset()
-    graphs, backbone = [], Doubling()
+def test_a_smaller_batch_runs_eagerly_and_after_the_first_whole_one_each_other_shape(graphs):
+    backbone = Doubling()
     runner = runner_of(backbone=backbone)
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    hook = CompileHook(backend=backend)
+    hook = CompileHook(backend=noting)
     hook.before_train(runner)
-    for batch in (8, 8, 3, 8):
+    for batch in (3, 8, 8, 3, 8):  # it goes on from the last step of an epoch
+        hook.before_train_iter(runner, 0, batch_of(batch))
         assert torch.equal(backbone(torch.ones(batch)), torch.full((batch,), 2.0))
-        hook.after_train_iter(runner, 0)
+        hook.after_train_iter(runner, 0, batch_of(batch))
     assert len(graphs) == 1
+    backbone(torch.ones(8, 2))
+    assert len(graphs) == 1, "images of another size"
     hook.before_val(runner)
     hook.after_val(runner)
     backbone(torch.ones(4))
     assert len(graphs) == 1, "validation does not end it"
-    CompileHook(backend=backend).before_train(runner)
+    CompileHook(backend=noting).before_train(runner)
     backbone(torch.ones(5))
     assert len(graphs) == 2, "a second training begins anew, also after one that did not end"
     hook.after_train(runner)
@@ -175,21 +276,14 @@ class Wrapped(nn.Module):
         return self.backbone(x).square().mean()
 
 
-def test_a_backbone_of_several_processes_is_cut_at_their_buckets_and_learns_the_same():
+def test_a_backbone_of_several_processes_is_cut_at_their_buckets_and_learns_the_same(graphs):
     """Of 3 MB of gradients, buckets of 1.1 MB."""
-    torch._dynamo.reset()
-    graphs = []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
     x = torch.randn(4, 256)
     plain, model = Wrapped(), Wrapped()
     plain(x).backward()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        CompileHook(backend=backend).compile(model)
+        CompileHook(backend=noting).compile(model)
         DistributedDataParallel(model, bucket_cap_mb=1.1)(x).backward()
     finally:
         torch.distributed.destroy_process_group()

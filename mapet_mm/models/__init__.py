@@ -4,6 +4,7 @@ from mapet_mm.models.backbones.timm_vit import MaPeTPretrainTIMM, TIMMViT
 from mapet_mm.models.backbones.token_classifiers import OneHotTokens, TokenMLP, TokenViT
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT, MaPeTViT
 from mapet_mm.models.data_preprocessors.data_preprocessor import (
+    ClsDataPreprocessor,
     TokenGridDataPreprocessor,
     TwoViewDataPreprocessor,
 )

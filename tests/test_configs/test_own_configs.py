@@ -173,5 +173,5 @@ def test_every_config_of_the_page_spares_a_gpu_the_waits_for_its_host():
     assert (
         PAGE.count('runtime_info=dict(type="mapet_mm.LateLogHook")')
         == PAGE.count("\ndefault_hooks = dict(")
-        == 2
+        == 3
     )

@@ -145,7 +145,7 @@ def test_only_the_drawn_rows_are_copied_from_a_gpu_and_not_before_they_are_writt
 
 
 @pytest.mark.parametrize("kind", ["mmpretrain.SelfSupDataPreprocessor", "mmpretrain.ClsDataPreprocessor"])
-def test_groups_of_images_reach_a_gpu_and_give_their_rows_without_a_wait(kind, monkeypatch):
+def test_the_host_waits_for_no_gpu_between_groups_of_images(kind, monkeypatch):
     """The host prepares the next group while the GPU computes; it waits where a part is written."""
     pinned = []
 

@@ -1,5 +1,6 @@
 # ImageNet-1k with its labels; a file per task adds the pipeline of its training.
 data_preprocessor = dict(
+    type="mapet_mm.ClsDataPreprocessor",  # MMPretrain's, without waits for the GPU
     num_classes=1000,
     mean=[123.675, 116.28, 103.53],
     std=[58.395, 57.12, 57.375],

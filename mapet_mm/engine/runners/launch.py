@@ -15,6 +15,7 @@ from mapet_mm.engine.runners.resume import (
     check_pretrained,
     config_digests,
     differences,
+    digest_but_for_fused,
     find_checkpoint,
     require_checkpoint,
 )
@@ -145,12 +146,12 @@ def configure_training(
             hook.update(options)
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
     digests = config_digests(cfg)
+    _configure_start(cfg, digests, resume, trust_checkpoint)
     checks = dict(LABEL_CHECKS)
     if needs_token_check(cfg):
         checks["token_store_check"] = TOKEN_STORE_CHECK
     own = dict(portable_checkpoint=dict(PORTABLE_CHECKPOINT, recipe=digests))
     cfg.default_hooks = ConfigDict({**checks, **(cfg.get("default_hooks") or {}), **own})
-    _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
     _let_mmengine_load(trust_checkpoint)
 
@@ -176,7 +177,10 @@ def _is_of_type(node: Any, name: str) -> bool:
 
 
 def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, trust: bool) -> None:
-    """Go on from a checkpoint, take the weights of one, or start from the beginning."""
+    """Go on from a checkpoint, take the weights of one, or start from the beginning.
+
+    Where only `fused` differs, the digests become the checkpoint's.
+    """
     if resume is None and cfg.get("resume"):  # True, or a checkpoint
         resume = cfg.resume if isinstance(cfg.resume, str) else cfg.get("load_from") or "auto"
     if resume in (None, "auto"):
@@ -191,6 +195,7 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
             cfg.load_from = require_checkpoint("`load_from`:", cfg.load_from, trust)
         return
     cfg.load_from = checkpoint
+    digests.update(digest_but_for_fused(cfg, checkpoint, trust))
     changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint, trust))
     if changed and resume is None:
         raise LaunchError(

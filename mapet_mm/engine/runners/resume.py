@@ -280,11 +280,30 @@ def config_digests(cfg: Config) -> dict[str, str]:
             entries[name] = {key: value for key, value in entry.items() if key not in LOADER_KEYS}
     if cfg.get("resume"):  # `load_from` is where it resumes
         entries.pop("load_from", None)
+    preprocessor = entries.get("data_preprocessor") or {}
+    if preprocessor.get("type") == "mapet_mm.ClsDataPreprocessor":  # as good as none: MMPretrain's default
+        entries["data_preprocessor"] = {key: value for key, value in preprocessor.items() if key != "type"}
     for _, value in nodes([entries.get("model"), entries.get("load_from")]):
         if isinstance(value, str) and os.path.isfile(value):
             file = value.replace("'", '"')  # MMEngine cannot write a key with an apostrophe into a log
             entries[f"content of {file}"] = digest_of_file(value)
     return {name: digest(value)[:12] for name, value in sorted(entries.items())}
+
+
+def digest_but_for_fused(cfg: Config, checkpoint: str, trust: bool = False) -> dict[str, str]:
+    """A checkpoint's digest of `optim_wrapper`, if it is this config's with another `fused`; else nothing.
+
+    The optimizer is the same whichever kernel computes it, on a GPU or on a CPU.
+    """
+    content = read(Path(checkpoint).expanduser(), trust)
+    before = content.get("meta", {}).get("recipe", {}).get("optim_wrapper")
+    wrapper = cfg.optim_wrapper.to_dict()
+    optimizer = wrapper.get("optimizer") or {}
+    without = {key: value for key, value in optimizer.items() if key != "fused"}
+    for option in ({}, dict(fused=True), dict(fused=False)):
+        if before == digest({**wrapper, "optimizer": {**without, **option}})[:12]:
+            return dict(optim_wrapper=before)
+    return {}
 
 
 def differences(current: dict[str, str], checkpoint: str, trust: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""Batches for pre-training: images with stored token grids, or with a second view for a tokenizer."""
+"""Batches on the model's device: images with token grids, with a second view, or with labels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
+from mmpretrain import models as mmpretrain_parts
 from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from mapet_mm.models.data_preprocessors.color_jitter import BatchColorJitter
 from mapet_mm.registry import MODELS
@@ -147,10 +150,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
 
     def _send(self, batch: Tensor | Sequence[Tensor]) -> Tensor:
         """Copy a batch, or the list of its members, to the device in one copy."""
-        batch = _stacked(batch)
-        if self.device.type == "cuda" and batch.device.type == "cpu":
-            batch = batch.pin_memory()  # only from there GPUs copy asynchronously
-        return batch.to(self.device, non_blocking=True)
+        return send(_stacked(batch), self.device)
 
 
 @MODELS.register_module()
@@ -191,6 +191,78 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
         self.second_pixel_range.check(second, self, "second_")
         data = super().forward({**data, "inputs": views}, training)
         return {**data, "inputs": _Views(data["inputs"])}
+
+
+@MODELS.register_module()
+class ClsDataPreprocessor(mmpretrain_parts.ClsDataPreprocessor):
+    """MMPretrain's preprocessor of classifiers, with which the host waits for no GPU.
+
+    Arguments and results are the same. Images, labels, and the partners that Mixup and CutMix draw are one
+    asynchronous copy each, and labels become one-hot together instead of image by image.
+
+    Examples:
+        >>> preprocessor = ClsDataPreprocessor(mean=[0.0] * 3, std=[255.0] * 3, num_classes=4, to_onehot=True)
+        >>> batch = dict(inputs=torch.full((1, 3, 8, 8), 255), data_samples=[DataSample().set_gt_label(2)])
+        >>> preprocessor(batch, training=True)["data_samples"][0].gt_score
+        tensor([0, 0, 1, 0])
+    """
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """Preprocess `dict(inputs=images, data_samples=[...])`, collated in any way."""
+        samples = data.get("data_samples") or ()
+        images = data["inputs"]
+        if isinstance(images, Tensor):
+            images = send(images, self.device)
+        if not isinstance(images, Tensor) or not all(map(has_one_label, samples)):
+            return super().forward({**data, "inputs": images}, training)  # padded, or with many labels
+        images = super().forward({"inputs": images})["inputs"]
+        if samples:
+            images = self._with_labels(images, samples, training)
+        return {"inputs": images, "data_samples": data.get("data_samples")}
+
+    def _with_labels(self, images: Tensor, samples: Sequence[DataSample], training: bool) -> Tensor:
+        """The images, mixed if that is wanted; the samples get their labels on the device."""
+        labels = send(torch.cat([sample.gt_label for sample in samples]), self.device)  # B
+        for sample, label in zip(samples, labels.split(1), strict=True):
+            sample.set_gt_label(label)
+        if not self.to_onehot:
+            return images
+        scores = F.one_hot(labels, self.num_classes or samples[0].num_classes)  # B classes
+        if training and self.batch_augments is not None:
+            with _PartnersOn(self.device):
+                images, scores = self.batch_augments(images, scores)
+        for sample, score in zip(samples, scores, strict=True):
+            sample.set_gt_score(score)
+        return images
+
+
+class _PartnersOn(TorchFunctionMode):
+    """Within this context, orders that are drawn on the host are copied to a device.
+
+    MMPretrain's Mixup and CutMix index images there with such an order, for which the host would wait.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None):
+        result = function(*args, **(kwargs or {}))
+        return send(result, self.device) if function is torch.randperm else result
+
+
+def has_one_label(sample: Any) -> bool:
+    """True if a sample has one label and no score, as most images to classify."""
+    return (
+        isinstance(sample, DataSample) and "gt_score" not in sample and len(sample.get("gt_label", ())) == 1
+    )
+
+
+def send(batch: Tensor, device: torch.device) -> Tensor:
+    """Copy a batch to a device without waiting for it."""
+    if device.type == "cuda" and batch.device.type == "cpu":
+        batch = batch.pin_memory()  # only from there GPUs copy asynchronously
+    return batch.to(device, non_blocking=True)
 
 
 def grids_of(data: dict, samples: Sequence[DataSample]) -> Int64[Tensor, "batch height width"] | None:

@@ -274,6 +274,29 @@ def test_a_training_from_other_weights_of_the_same_name_is_another_one(kind, tmp
     assert differences(config_digests(cfg), str(last), trust=True) == []
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_training_goes_on_with_another_kernel_of_its_optimizer(copy, trained, fused):
+    """And stays the same training, also for its learning rate's curve."""
+    began = torch.load(copy / "epoch_2.pth", weights_only=True)["meta"]["recipe"]
+    cfg = load_config(str(trained.config), {"optim_wrapper.optimizer.fused": fused}, str(copy))
+    configure_training(cfg)
+    assert cfg.resume
+    assert cfg.default_hooks.portable_checkpoint.recipe["optim_wrapper"] == began["optim_wrapper"]
+    options = {"optim_wrapper.optimizer.fused": fused, "optim_wrapper.optimizer.weight_decay": 0.06}
+    with pytest.raises(LaunchError, match="`optim_wrapper` differ"):
+        configure_training(load_config(str(trained.config), options, str(copy)))
+
+
+def test_a_classifiers_preprocessor_is_another_only_if_its_numbers_are():
+    """What recipes say since they do not wait for labels is what they said nothing of before."""
+    numbers = dict(num_classes=3, mean=[1.0] * 3, std=[2.0] * 3)
+    kinds = ({}, dict(type="mapet_mm.ClsDataPreprocessor"), dict(type="mapet_mm.TokenGridDataPreprocessor"))
+    before, now, other = (
+        config_digests(Config(dict(data_preprocessor={**kind, **numbers}))) for kind in kinds
+    )
+    assert now == before != other
+
+
 @pytest.mark.parametrize("source", ["last", "named", "none"])
 def test_resume_in_the_config_is_the_option(trained, copy, tmp_path, source):
     """`resume = True` alone is MMEngine's way to go on from the last; with `load_from`, from that one."""

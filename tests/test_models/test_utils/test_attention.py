@@ -88,7 +88,7 @@ def test_cudnns_attention_with_a_mask_is_taken_only_where_it_is_right(keys, chan
         assert kernels_with_mask(keys) == [SDPBackend.MATH]
 
 
-def test_the_kernel_is_chosen_for_one_call_and_not_for_the_process(monkeypatch):
+def test_one_call_on_a_gpu_only_has_its_kernel_chosen_and_not_the_process(monkeypatch):
     """A notebook's own attention, and the host library's, stay what PyTorch makes of them."""
     allowed = []
 

@@ -5,7 +5,7 @@ model = dict(
     type="EncoderDecoder",
     # In the model, not beside it: MMSegmentation's inferencers look for it here.
     data_preprocessor=dict(
-        type="SegDataPreProcessor",
+        type="mapet_mm.SegDataPreProcessor",  # MMSegmentation's, without waits for the GPU
         mean=[123.675, 116.28, 103.53],
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,

@@ -251,6 +251,14 @@ class _PartnersOn(TorchFunctionMode):
         return send(result, self.device) if function is torch.randperm else result
 
 
+@MODELS.register_module(name="SegDataPreProcessor")
+def build_segmentation_preprocessor(**options: Any) -> nn.Module:
+    """MMSegmentation's preprocessor, with which the host waits for no GPU; arguments are the same."""
+    from mapet_mm.models.data_preprocessors.segmentation import SegDataPreProcessor  # needs MMSegmentation
+
+    return SegDataPreProcessor(**options)
+
+
 def has_one_label(sample: Any) -> bool:
     """True if a sample has one label and no score, as most images to classify."""
     return (

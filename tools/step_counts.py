@@ -55,6 +55,7 @@ class StepCounts(TorchDispatchMode):
         phase: name of the part of the step that runs; a fused optimizer begins its own.
         waits: how often the host waited for a value of the device, or for a copy.
         operations: those that are no views.
+        kinds: the same by their names, such as `_to_copy` (a cast), `copy_` and `slice_backward`.
         moved: bytes that the operations read and write, each operand once.
         peak: bytes in use at most, of those that were made in the context or passed to `track`.
     """
@@ -64,6 +65,7 @@ class StepCounts(TorchDispatchMode):
         self.phase = LOADER
         self.waits: Counter[str] = Counter()
         self.operations: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
         self.moved = self.in_use = self.peak = 0
         self._storages: dict[int, int] = {}
         self._copies = _CopiesToHost(self)
@@ -92,6 +94,7 @@ class StepCounts(TorchDispatchMode):
         results = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         if not function.is_view and packet not in NO_KERNEL:
             self.operations[self.phase] += 1
+            self.kinds[packet.__name__] += 1
             operands = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
             self.moved += sum(one.numel() * one.element_size() for one in (*operands, *results))
         for one in results:
@@ -200,14 +203,56 @@ def build_step(cfg: Config, batch: int) -> tuple[nn.Module, Callable[[StepCounts
     return model, step
 
 
+def build_labelled_step(cfg: Config, batch: int) -> tuple[nn.Module, Callable[[StepCounts], None]]:
+    """A classifier's or a segmentor's model, and its training step in bfloat16 on what a loader gives."""
+    init_default_scope(cfg.default_scope)
+    cfg.model.setdefault("data_preprocessor", cfg.get("data_preprocessor"))
+    cfg.model.backbone.init_cfg = None
+    model = MODELS.build(cfg.model).train()
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], fused=True)
+    images = torch.zeros(batch, 3, cfg.model.backbone.img_size, cfg.model.backbone.img_size)
+
+    def loaded() -> dict:
+        if cfg.default_scope == "mmseg":
+            return dict(inputs=list(images), data_samples=[labelled_pixels(image) for image in images])
+        return dict(inputs=images, data_samples=[DataSample().set_gt_label(0) for _ in images])
+
+    def step(counts: StepCounts) -> None:
+        data = loaded()
+        counts.phase = "preprocessor"
+        data = model.data_preprocessor(data, training=True)
+        counts.phase = "forward"
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, _ = model.parse_losses(model(**data, mode="loss"))
+        counts.phase = "backward"
+        loss.backward()
+        counts.phase = CLIP_AND_GUARD
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+def labelled_pixels(image: Tensor) -> Any:
+    """MMSegmentation's data sample of an image, all pixels of one class."""
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    sample = SegDataSample(metainfo=dict(img_shape=image.shape[-2:]))
+    sample.gt_sem_seg = PixelData(data=torch.zeros(1, *image.shape[-2:], dtype=torch.int64))
+    return sample
+
+
 def count_step(cfg: Config, batch: int) -> StepCounts:
     """The second step of a recipe, with its model, gradients and moments in use; as on a GPU."""
+    build = build_step if "target_generator" in cfg.model else build_labelled_step
     with as_on_a_gpu(), StepCounts() as counts:
-        model, step = build_step(cfg, batch)
+        model, step = build(cfg, batch)
         for one in (*model.parameters(), *model.buffers()):
             counts.track(one)
         step(counts)  # makes the moments
         counts.operations.clear()
+        counts.kinds.clear()
         counts.waits.clear()
         counts.moved = 0
         counts.peak = counts.in_use

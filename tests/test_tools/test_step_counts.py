@@ -203,6 +203,24 @@ def test_a_step_has_no_more_operations_than_this_table(method):
     assert 0.9 * OPERATIONS[method] < total <= OPERATIONS[method]
 
 
+LABELLED = {
+    "finetune": ("mapet/benchmarks/vit-tiny-p16_4xb256-amp-coslr-300e_in1k.py", 1007),
+    "linear": ("mapet/benchmarks/vit-tiny-p16_8xb128-linear-amp-coslr-50e_in1k.py", 477),
+}
+
+
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="as above")
+@pytest.mark.parametrize("name", LABELLED)
+def test_a_step_with_labels_has_as_many_operations_with_any_number_of_images(name):
+    path, most = LABELLED[name]
+    totals = []
+    for batch in (2, 5):
+        np.random.seed(0)  # one kind of mixing
+        totals.append(count_step(shrunk(ROOT / "configs" / path), batch).operations.total())
+    assert totals[0] == totals[1]
+    assert 0.9 * most < totals[0] <= most
+
+
 @pytest.mark.parametrize(("size", "batch"), MEMORY)
 def test_sixteen_gigabytes_hold_a_step_of_each_recipe(size, batch):
     """At true sizes, by tensors without values; without the gigabyte that CUDA itself takes."""

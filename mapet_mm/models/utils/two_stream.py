@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from mmcv.cnn import Linear
+from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,6 +42,9 @@ class TwoStreamLayer(BaseModule):
         for name, part in [*layer.named_parameters(recurse=False), *layer.named_children()]:
             setattr(self, name, part)
         self.with_cp = with_cp
+        for module in self.modules():
+            if isinstance(module, DropPath):  # with a NumPy scalar, on which torch.compile breaks its graph
+                module.drop_prob = float(module.drop_prob)
 
     def forward(self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any) -> Tensor:
         """The library's layer on whole images `(B, N, D)`; other arguments are the library's."""

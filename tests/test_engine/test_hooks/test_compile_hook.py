@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mapet_mm.engine.hooks import compile_hook
 from mapet_mm.engine.hooks.compile_hook import CompileHook
 from mapet_mm.engine.runners.launch import configure_training
+from mapet_mm.models import MaPeTViT
 
 
 class Doubling(nn.Module):
@@ -168,6 +169,9 @@ def test_the_numbers_of_stochastic_depth_are_no_break_of_the_graph(graphs):
     CompileHook(backend=noting).compile(nn.ModuleDict(dict(backbone=backbone)))
     backbone(torch.ones(8, 4))
     assert len(graphs) == 1
+    arch = dict(embed_dims=8, num_layers=2, num_heads=1, feedforward_channels=8)
+    vit = MaPeTViT(arch, img_size=32, drop_path_rate=0.1)  # whoever compiles it
+    assert {type(layer.attn.out_drop.drop_prob) for layer in vit.layers} == {float}
 
 
 def test_a_model_without_backbone_is_one_clear_line():

@@ -12,7 +12,7 @@ from typing import Any
 from mmengine.config import Config
 
 from mapet_mm.cli.options import PretrainOptions
-from mapet_mm.datasets.classes import classes_of, read_labels  # noqa: F401: scripts of users read labels by it
+from mapet_mm.datasets.classes import classes_of, read_labels  # noqa: F401
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import draw_share, groups_in_turn, groups_of, shuffled_classes
 from mapet_mm.evaluation.image_sets import SECTION

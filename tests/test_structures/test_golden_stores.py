@@ -98,7 +98,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def golden(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("golden")
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # early releases of 3.11 have none
+        archive.extractall(folder)
     return folder
 
 

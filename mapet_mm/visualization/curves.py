@@ -15,7 +15,6 @@ from mapet_mm.visualization.training_log import Record, read_scalars
 
 TRAIN_COLOUR = "#2f6fb0"
 VAL_COLOUR = "#d9722a"
-REFERENCE_COLOUR = "#b8b8c0"
 ENTROPY_COLOUR = "#585866"
 ENTROPY_LABEL = "entropy of the tokens"
 
@@ -45,15 +44,12 @@ def curve(records: Sequence[Record], key: str) -> dict[float, float]:
     return {step: sum(logged[step]) / len(logged[step]) for step in sorted(logged)}
 
 
-def curve_figure(
-    panel: Panel, records: Sequence[Record], reference: Sequence[Record] = (), entropy: float | None = None
-) -> Figure:
-    """Draw one panel: training and validation curves, a reference run's behind them.
+def curve_figure(panel: Panel, records: Sequence[Record], entropy: float | None = None) -> Figure:
+    """Draw one panel: training and validation curves.
 
     Args:
         panel: what is drawn.
         records: of the training.
-        reference: of another.
         entropy: of the tokens in nats, a dashed line.
     """
     unit = "epochs" if any("epoch" in record for record in records) else "iterations"
@@ -64,19 +60,15 @@ def curve_figure(
     axes.tick_params(labelsize=8)
     axes.grid(color="#e8e8ec")
     axes.spines[["top", "right"]].set_visible(False)
-    for source, key, label, colour, style, width in (
-        (reference, panel.train_key, "reference, training", REFERENCE_COLOUR, "-", 4),
-        (reference, panel.val_key, "reference, validation", REFERENCE_COLOUR, ":", 4),
-        (records, panel.train_key, "training", TRAIN_COLOUR, "-", 1.6),
-        (records, panel.val_key, "validation", VAL_COLOUR, "--", 1.6),
+    for key, label, colour, style in (
+        (panel.train_key, "training", TRAIN_COLOUR, "-"),
+        (panel.val_key, "validation", VAL_COLOUR, "--"),
     ):
-        drawn = curve(source, key)
+        drawn = curve(records, key)
         if not drawn:
             continue
         marker = "o" if len(drawn) == 1 else ""  # a line of one point would be invisible
-        axes.plot(
-            list(drawn), list(drawn.values()), style + marker, color=colour, linewidth=width, label=label
-        )
+        axes.plot(list(drawn), list(drawn.values()), style + marker, color=colour, linewidth=1.6, label=label)
     if entropy is not None:
         axes.axhline(entropy, color=ENTROPY_COLOUR, linestyle="--", linewidth=1, label=ENTROPY_LABEL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -86,29 +78,24 @@ def curve_figure(
 
 def curves_section(
     work_dir: str | os.PathLike,
-    reference: str | os.PathLike | None = None,
     panels: Sequence[Panel] = PRETRAINING_PANELS,
     entropy: float | None = None,
 ) -> Section:
-    """Loss and token accuracy of a pre-training, perhaps drawn over those of a reference run.
+    """Loss and token accuracy of a pre-training.
 
     Args:
         work_dir: of the pre-training.
-        reference: another work dir, or a file of scalars.
         panels: what is drawn.
         entropy: of the tokens in nats (`TokenUsage.entropy`), drawn with the loss.
     """
     records = read_scalars(work_dir)
-    behind = read_scalars(reference) if reference else []
     figures = []
     for panel in panels:
-        figures.append(curve_figure(panel, records, behind, entropy if panel is LOSS_PANEL else None))
+        figures.append(curve_figure(panel, records, entropy if panel is LOSS_PANEL else None))
     caption = "Training: mean over each epoch. Validation: the same permutations every time."
     if entropy is not None:
         caption += (
             f" Grey dashes: the entropy of the tokens, {entropy:.2f} nats. It is the loss of a model that "
             "knows how frequent each token is, and sees nothing in the images."
         )
-    if reference:
-        caption += f" Grey: the reference run, {reference}."
     return Section("Pre-training", caption, figures)

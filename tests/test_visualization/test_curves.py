@@ -13,13 +13,10 @@ RUN = [
 ]
 
 
-def test_drawn_lines_are_the_curves_with_the_reference_behind():
-    reference = [{"loss": 9.0, "epoch": 1, "step": 10}, {"token/cross_entropy": 8.0, "step": 1}]
-    axes = curve_figure(PRETRAINING_PANELS[0], RUN, reference).axes[0]
+def test_drawn_lines_are_the_curves():
+    axes = curve_figure(PRETRAINING_PANELS[0], RUN).axes[0]
     drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     assert drawn == {
-        "reference, training": ([1], [9.0]),
-        "reference, validation": ([1], [8.0]),
         "training": ([1, 2], [3.5, 2.0]),
         "validation": ([1, 2], [3.5, 2.5]),
     }

@@ -141,11 +141,16 @@ def as_in_training(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
 def reading_pictures(config: Config, options: Mapping[str, Any]) -> Config:
     """A copy of a model's config that reads images by `LoadPicture` with these options."""
     plain = config.to_dict()
-    for _, step in list(nodes(plain)):
-        if isinstance(step, dict) and type_name(step.get("type", "")) == "LoadImageFromFile":
-            step.clear()
-            step.update(type="mapet_mm.LoadPicture", **options)
+    load = dict(type="mapet_mm.LoadPicture", **options)
+    num_bands = len(load.get("bands") or (1, 2, 3))
+    for _, steps in list(nodes(plain)):
+        if isinstance(steps, list) and any(map(_loads_image, steps)):
+            steps[:] = picture_pipeline(steps, load, num_bands)
     return Config(plain, filename=config.filename)
+
+
+def _loads_image(step: Any) -> bool:
+    return isinstance(step, Mapping) and type_name(step.get("type", "")) == "LoadImageFromFile"
 
 
 def measured_statistics(

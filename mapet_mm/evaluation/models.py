@@ -291,7 +291,7 @@ def _prepared(
             data_preprocessor=dict(
                 mean=[255 * value for value in prepared.mean],
                 std=[255 * value for value in prepared.std],
-                to_rgb=True,
+                to_rgb=prepared.num_bands == 3,
             ),
             test_dataloader=dict(dataset=dict(pipeline=prepared.pipeline)),
         )

@@ -74,7 +74,7 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--range",
-        type=float,
+        type=range_value,
         nargs="+",
         metavar="VALUE",
         help="LOW HIGH, the values that become 0 and 255, or such a pair for each band",
@@ -93,6 +93,17 @@ def picture_options(args: argparse.Namespace) -> dict[str, Any]:
         values = pairs[0] if len(pairs) == 1 else pairs
     options = dict(range=values, bands=args.bands, page=args.page)
     return {name: value for name, value in options.items() if value is not None}
+
+
+def range_value(text: str) -> float:
+    """A value of `--range`; what is no number, such as a percentile, is refused."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"`{text}` is no number: percentiles are for mapet-mm pretrain, whose configs then have them as "
+            "numbers, `range=`"
+        ) from None
 
 
 def num_workers(text: str) -> int:

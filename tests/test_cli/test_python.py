@@ -133,6 +133,22 @@ def test_images_of_more_than_8_bits_are_refused_from_files_and_from_pil(vit, tmp
         transform(tmp_path / "deep.tif")
 
 
+def test_four_bands_keep_their_order_and_values(tmp_path):
+    """The fourth is no alpha, which would blacken the others where it is 0."""
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "four.tif", np.full((250, 300, 4), [100, 200, 300, 0], np.uint16))
+    options = dict(in_chans=4, embed_dim=48, depth=1, num_heads=3)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **options)
+    model.pretrained_cfg.update(input_size=(4, 224, 224), mean=(0.1, 0.2, 0.3, 0.4), std=(0.5,) * 4, url="")
+    timm.models.save_for_hf(model, tmp_path / "timm", model_args=options)
+    pictures = dict(range=(0, 500), bands=(1, 2, 3, 4))
+    _, transform = mapet_mm.load(f"timm:local-dir:{tmp_path}/timm", pictures=pictures)
+    bands = transform(tmp_path / "four.tif")
+    assert bands.shape == (4, 224, 224)
+    expected = torch.tensor([0.2 - 0.1, 0.4 - 0.2, 0.6 - 0.3, 0 - 0.4]) / 0.5
+    torch.testing.assert_close(bands, expected[:, None, None].expand_as(bands), atol=1e-5, rtol=0)
+
+
 def test_figures_come_as_rows_and_as_a_frame(vit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)

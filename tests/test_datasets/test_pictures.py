@@ -182,7 +182,7 @@ def test_wide_integers_keep_their_differences():
     assert image.ravel().tolist() == [0, 255]
 
 
-@pytest.mark.parametrize("values", [(5, 5), (5, 1), (1, 2, 3), ((0, 1), (1, 0))])
+@pytest.mark.parametrize("values", [(5, 5), (5, 1), (1, 2, 3), ((0, 1), (1, 0)), ((0, 1), 2), ("1%", "99%")])
 def test_a_range_without_an_order_is_refused(values):
     with pytest.raises(PictureError, match="low < high"):
         LoadPicture(range=values)

@@ -66,10 +66,13 @@ class LoadPicture(LoadImageFromFile):
         super().__init__(**kwargs)
         self.pairs = None
         if range is not None:
-            pairs = np.atleast_2d(np.asarray(range, np.float64))
+            try:
+                pairs = np.atleast_2d(np.asarray(range, np.float64))
+            except ValueError:  # percentiles, or some pairs and some numbers
+                pairs = np.empty(0)
             if pairs.shape[1:] != (2,) or not (pairs[:, 0] < pairs[:, 1]).all():
                 raise PictureError(
-                    f"range={range}: give (low, high) with low < high, or such a pair per band"
+                    f"range={range}: give numbers (low, high) with low < high, or such a pair per band"
                 )
             self.pairs = pairs.tolist()
         self.bands = None if bands is None else list(bands)

@@ -106,7 +106,7 @@ def main() -> None:
         sources.clear()
     loaded = {RESULT: result}
     start = load_model(*args.start) if args.start else load_model(PRETRAINING if run else args.model)
-    # Of a RUN also if it kept nothing of the change of its start.
+    # A RUN that kept nothing of the change of its start is judged as well.
     if not start.is_random and (run or start.digest != result.digest):
         loaded[START] = start
     loaded[RANDOM] = load_model(args.model, args.checkpoint, random=True)

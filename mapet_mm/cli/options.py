@@ -225,7 +225,7 @@ class PretrainOptions(Options):
         float | None,
         Option(
             number("above 0, and at most 1", lambda share: 0 < share <= 1),
-            "share that each layer's rate has of the next one's",
+            "layer-wise learning-rate decay: each layer learns at this share of the next one's rate",
             "0.75 with --init, else 1",
             "SHARE",
             recorded="always",

@@ -154,7 +154,7 @@ def random_twin(request: Request, model: Model) -> Model | None:
     if model.is_random:
         return None
     twin = replace(request, random=True).load()
-    # Of the weights of a config's seed, or of a network without weights.
+    # Equal where the model itself has the weights of a config's seed, or none.
     return None if twin.digest == model.digest else twin
 
 
@@ -237,7 +237,7 @@ def _load_of_library(request: Request) -> Model:
     if checkpoint:
         missing = load_weights(network, checkpoint, request.prefix)
         title += f", {Path(checkpoint).stem}"
-    # Of a folder, the architecture is in its config.json.
+    # A folder has its architecture in config.json.
     file = Path(name.removeprefix("local-dir:"), "config.json")
     files = [file.read_text()] if file.is_file() else []
     return _prepared(title, network, prepared, request, [request.name, files], missing)

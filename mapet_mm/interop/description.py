@@ -35,7 +35,7 @@ class Preparation:
     img_size: tuple[int, int]  # height and width in pixels
     mean: tuple[float, ...]  # of the red, green and blue values, or those of each band, between 0 and 1
     std: tuple[float, ...]
-    # Of the short side before the central crop; (height, width): the image is squashed to this before it;
+    # The short side before the central crop; (height, width): the image is squashed to this before it;
     # None: it is squashed to `img_size`.
     resize: int | tuple[int, int] | None
     interpolation: str  # of this resizing

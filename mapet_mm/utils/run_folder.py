@@ -22,7 +22,7 @@ CODEBOOK = "codebook.safetensors"
 TOKENS = "tokens"
 TRAINED = "train.txt"  # images that are trained on
 HELD_OUT = "held_out.txt"  # the others
-# Of these, the images that the verdict takes, with labels if there are any.
+# Those of them that the verdict takes, with labels if there are any.
 VOTING = "verdict_train.txt"
 TESTED = "verdict_val.txt"
 GROUPS = "groups.txt"  # of all images, in lines `name<tab>group`, if there are any

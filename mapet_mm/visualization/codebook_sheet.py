@@ -58,7 +58,7 @@ def find_members(
         if not 0 <= token < store.vocab_size:
             raise UserError(f"token {token}: token store `{store.path}` has 0 to {store.vocab_size - 1}")
 
-    # Of each token, arrays of (store row, grid row, grid column).
+    # Where each token occurs: arrays of (store row, grid row, grid column).
     found: dict[int, list[np.ndarray]] = {token: [np.empty((0, 3), np.int64)] for token in wanted}
     for store_rows, grids in store.chunks():
         for token in wanted:

@@ -33,7 +33,7 @@ def principal_colours(
     centred = flat - flat.mean(0)
     _, vectors = torch.linalg.eigh(centred.T @ centred)  # in rising order
     directions = vectors[:, -3:].flip(1)
-    # Of a direction and its opposite, the one whose largest entry is positive: the same on each machine.
+    # A direction and its opposite are equally good: all machines take that whose largest entry is positive.
     largest = directions.abs().argmax(0)
     directions = directions * directions.gather(0, largest[None]).sign()
     components = centred @ directions

@@ -24,7 +24,7 @@ Record = dict[str, Any]
 FILE = "record.json"
 # Fields of a run that its record repeats: what it was.
 SAID = ("id", "name", "kind", "config", "data", "options", "seed", "evaluation")
-# Of a training's log, what describes the last step instead of the result.
+# Entries of a training's log that describe the last step instead of the result.
 OF_THE_STEP = {"base_lr", "lr", "data_time", "time", "memory", "epoch", "iter", "step", "grad_norm"}
 
 

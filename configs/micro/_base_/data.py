@@ -5,7 +5,7 @@ assert _base_.img_size % _base_.patch_size == 0, "`img_size` has to be a multipl
 grid = _base_.img_size // _base_.patch_size
 num_patches = grid * grid
 
-# Of networks that are trained for a tokenizer.
+# Checkpoints of networks that are trained for a tokenizer.
 vqkd_checkpoint = f"{_base_.work_root}/vqkd/epoch_{_base_.vqkd_epochs}.pth"
 dalle_checkpoint = f"{_base_.work_root}/dalle/epoch_{_base_.dalle_epochs}.pth"
 clip_checkpoint = f"{_base_.work_root}/clip/epoch_{_base_.clip_epochs}.pth"

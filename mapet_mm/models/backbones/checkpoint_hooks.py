@@ -221,7 +221,7 @@ def source_grid(
     """The (rows, columns) of a checkpoint's position embeddings.
 
     What the checkpoint records counts, then what the user says (`pretrained_grid`), then a square. A number
-    of patches does not say which way round an oblong grid lies.
+    of patches does not say which way round an rectangular grid lies.
 
     Raises:
         ValueError: the grid cannot be known.

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from mapet_mm.utils.splitmix import splitmix_of_tensor, uniform_of_tensor
 
-# Of red, green and blue in the grey of a pixel; torchvision's (ITU-R 601-2).
+# Weights of red, green and blue in the grey of a pixel; torchvision's (ITU-R 601-2).
 RED, GREEN, BLUE = 0.2989, 0.587, 0.114
 BRIGHTNESS, CONTRAST, SATURATION = range(3)
 WHITE = 255.0

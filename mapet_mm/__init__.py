@@ -14,6 +14,7 @@ LAZY = {
     "StoredImages": "mapet_mm.datasets",
     "TIMMViT": "mapet_mm.models",
     "evaluate": "mapet_mm.python",
+    "finetune": "mapet_mm.python",
     "load": "mapet_mm.python",
     "pretrain": "mapet_mm.python",
 }

@@ -1,7 +1,8 @@
-"""The commands as Python functions, for notebooks and scripts: pretrain, evaluate, load."""
+"""The commands as Python functions, for notebooks and scripts: pretrain, finetune, evaluate, load."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -13,6 +14,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.options import Options
 from mapet_mm.utils.run_folder import Run
 
 if TYPE_CHECKING:
@@ -60,12 +62,48 @@ def pretrain(images: str | os.PathLike, out: str | os.PathLike, **options: Any) 
     from mapet_mm.cli.options import PretrainOptions
     from mapet_mm.cli.pretrain import pretrain as run_job
 
-    known = [one.name for one in fields(PretrainOptions)]
-    for name in options:
-        if name not in known:
-            raise UserError(f"pretrain has no {name}=: its options are {', '.join(known)}")
+    _require_known("pretrain", PretrainOptions, options)
     run_job(PretrainOptions(images=images, out=out, **options))
     return Run(Path(out))
+
+
+def finetune(run: str | os.PathLike, out: str | os.PathLike, **options: Any) -> dict[str, Any]:
+    """Train a classifier or a segmentor on your labels, as `mapet-mm finetune` does; call it again to resume.
+
+    Args:
+        run: what `pretrain` made.
+        out: folder for everything that is made.
+        **options: those of the command, with underscores: `images="photos"` or `masks=(IMAGES, MASKS)`,
+            `epochs=20`, `groups=1`, `no_compare=True`, ...
+
+    Returns:
+        What the pre-training was worth, as OUT/result.json has it: `sentence`, and `measures` with their
+        intervals.
+
+    Raises:
+        UserError: something that you can correct, in one line.
+
+    Examples:
+        >>> worth = mapet_mm.finetune("run", "classifier", images="photos")  # doctest: +SKIP
+        >>> worth["sentence"]  # doctest: +SKIP
+        "No gain seen over the start's weights (top-1 ...)."
+    """
+    from mapet_mm.cli.finetune import RESULTS
+    from mapet_mm.cli.finetune import finetune as run_job
+    from mapet_mm.cli.finetuning.options import FinetuneOptions
+
+    _require_known("finetune", FinetuneOptions, options)
+    args = FinetuneOptions(run=run, out=out, **options)
+    run_job(args)
+    return json.loads((args.out / RESULTS).read_text())
+
+
+def _require_known(command: str, kind: type[Options], options: Mapping[str, Any]) -> None:
+    """UserError for an option that a command has not."""
+    known = [one.name for one in fields(kind)]
+    for name in options:
+        if name not in known:
+            raise UserError(f"{command} has no {name}=: its options are {', '.join(known)}")
 
 
 def evaluate(

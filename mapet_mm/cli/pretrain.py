@@ -273,6 +273,7 @@ def next_steps(run: Run) -> str:
     if run.held_out:  # all protocols on the verdict's images
         lines.append(f"{evaluate} --all")
     lines.append(f"{evaluate} --data FOLDER")
+    lines.append(f"{shlex.join(['mapet-mm', 'finetune', str(run)])} --images FOLDER --out OUT")
     for library in run.libraries:
         lines.append(loading_call(library, run.export(library)))
     lines.append(f"{run.backbone}  # in an OpenMMLab config")

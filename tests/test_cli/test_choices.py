@@ -483,7 +483,7 @@ def test_what_was_decided_stays_and_nothing_else_is_said(photographs, planned, m
     assert printed[1] == "images: 1 are new and left out (another --out trains with them)"
     assert printed[2].startswith("the following commands run in")
     assert printed[3].startswith("next: ")
-    assert len(printed) == 7
+    assert len(printed) == 8
     assert {path: path.stat().st_mtime_ns for path in run.iterdir()} == made
 
 
@@ -712,6 +712,7 @@ def test_the_next_commands_name_files_as_they_lie_for_the_caller(photographs, pl
     command = ["mine", "--out", "my run", "--epochs", "2"]
     following = [
         "next: mapet-mm evaluate 'my run' --data FOLDER",
+        "      mapet-mm finetune 'my run' --images FOLDER --out OUT",
         '      timm.create_model("local-dir:my run/timm", pretrained=True)',
         '      transformers.AutoModel.from_pretrained("my run/huggingface")',
         '      backbone=dict(type="mapet_mm.MaPeTViT", arch="deit-small", img_size=224, patch_size=16, '
@@ -719,7 +720,7 @@ def test_the_next_commands_name_files_as_they_lie_for_the_caller(photographs, pl
         'checkpoint="my run/training/epoch_2.pth", prefix="backbone."))  # in an OpenMMLab config',
     ]
     pretrain(parse_args(command))
-    assert capsys.readouterr().out.splitlines()[-4:] == following
+    assert capsys.readouterr().out.splitlines()[-5:] == following
 
     # With images held out for a verdict, all protocols run on these.
     Path("my run", HELD_OUT).touch()
@@ -728,7 +729,7 @@ def test_the_next_commands_name_files_as_they_lie_for_the_caller(photographs, pl
         "next: mapet-mm evaluate 'my run' --all",
         "      mapet-mm evaluate 'my run' --data FOLDER",
     ]
-    assert capsys.readouterr().out.splitlines()[-5:] == following
+    assert capsys.readouterr().out.splitlines()[-6:] == following
 
 
 def test_more_images_may_be_skipped_from_then_on(photographs, planned):

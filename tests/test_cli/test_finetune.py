@@ -12,6 +12,7 @@ import mmseg
 import numpy as np
 import pytest
 import torch
+from forked_processes import run_python
 from mmengine.config import Config
 from PIL import Image
 from starts import save_own_run, save_run
@@ -202,6 +203,57 @@ def test_a_continued_vit_is_trained_on_masks_by_upernet_resumed_and_tested(kind,
     finetune.finetune(args)
     resumed = torch.load(work_dir / "epoch_10.pth", weights_only=True)["state_dict"]
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+@pytest.mark.parametrize(("processes", "of_each", "rate"), [(1, 8, 2e-4), (4, 2, 2e-4), (16, 2, 4e-4)])
+def test_processes_share_the_images_of_a_step_and_their_statistics(
+    processes, of_each, rate, tmp_path, monkeypatch
+):
+    """A step of more images, since no process takes one alone, has the rate of its images."""
+    save_own_run(tmp_path, depth=4)
+    parts = [f"train/{number}" for number in range(32)] + ["val/0"]
+    masks = write_masks(tmp_path, parts)
+    stages: list[Stage] = []
+    monkeypatch.setattr(finetune, "run_stages", lambda made, *_: stages.extend(made))
+    monkeypatch.setattr(finetune, "compare", lambda *_: None)
+    finetune.finetune(options(tmp_path, tmp_path / "out", masks=masks, processes=processes))
+    cfg = Config.fromfile(tmp_path / "out/finetune.py")
+    assert cfg.train_dataloader.batch_size == of_each
+    assert cfg.optim_wrapper.optimizer.lr == rate
+    norms = {cfg.model.neck.norm_cfg.type, cfg.model.decode_head.norm_cfg.type}
+    assert norms == {"BN" if processes == 1 else "SyncBN"}
+    assert all((f"--nproc_per_node={processes}" in stage.command) == (processes > 1) for stage in stages)
+
+
+@pytest.mark.slow
+def test_two_processes_train_resume_and_measure_each_held_out_image_once(tmp_path):
+    save_run("dinov2 with registers", tmp_path, depth=4)
+    names = [f"{part}/{number}" for part, count in (("train", 8), ("val", 3)) for number in range(count)]
+    images, masks = write_masks(tmp_path, names)
+    out = tmp_path / "out"
+    labelled = ("--masks", images, masks, "--ignore", "11", "--epochs", "2", "--workers", "0")
+    job = ("-m", "mapet_mm.cli.main", "--processes", "2", "finetune", tmp_path, *labelled, "--no-compare")
+    assert "mIoU (%)" in run_python(*job, "--out", out)
+    work_dir = out / "from_pretraining"
+    sums = np.load(work_dir / "by_image_2.npy")
+    assert len(sums) == 3
+    run_tool("test.py", [str(out / "finetune.py"), str(work_dir / "epoch_2.pth"), *of_one(tmp_path)])
+    np.testing.assert_allclose(np.load(tmp_path / "one.npy"), sums, atol=20)  # pixels between two classes
+
+    whole = torch.load(work_dir / "epoch_2.pth", weights_only=True)["state_dict"]
+    (work_dir / "epoch_2.pth").unlink()
+    (work_dir / "last_checkpoint").write_text(str(work_dir / "epoch_1.pth"))
+    run_python(*job, "--out", out)
+    resumed = torch.load(work_dir / "epoch_2.pth", weights_only=True)["state_dict"]
+    for name, value in whole.items():
+        torch.testing.assert_close(resumed[name], value, rtol=0, atol=2e-5)
+
+
+def of_one(folder: Path) -> list[str]:
+    """Arguments of a test in one process, which keeps what each image adds."""
+    evaluator = dict(type="mapet_mm.ByImage", metric="IoUMetric", file=folder / "one.npy")
+    words = [f"test_evaluator.{name}={value}" for name, value in evaluator.items()]
+    return ["--work-dir", str(folder / "one"), "--cfg-options", *words]
 
 
 @pytest.mark.parametrize("frozen", [False, True])

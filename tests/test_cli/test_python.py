@@ -1,4 +1,4 @@
-"""`mapet_mm.pretrain`, `evaluate` and `load`: the commands as functions."""
+"""`mapet_mm.pretrain`, `finetune`, `evaluate` and `load`: the commands as functions."""
 
 import os
 import re
@@ -12,6 +12,7 @@ from PIL import Image
 from skimage import data as photographs
 
 import mapet_mm
+from mapet_mm.cli import finetune
 from mapet_mm.utils.errors import UserError
 
 
@@ -49,6 +50,23 @@ def test_options_that_the_command_refuses_are_refused_in_python(started, tmp_pat
     with pytest.raises(UserError, match=re.escape(said)):
         mapet_mm.pretrain(tmp_path, tmp_path / "run", **options)
     assert not started
+
+
+def test_a_fine_tuning_is_that_of_the_command_and_its_table_comes_back(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("mapet_mm.cli.finetune.finetune", started.append)
+    (tmp_path / "result.json").write_text('{"sentence": "No gain seen."}')
+    worth = mapet_mm.finetune("run", tmp_path, masks=("i", "m"), ignore=(255, 11), groups=1, no_compare=True)
+    assert worth == dict(sentence="No gain seen.")
+    words = ["run", "--out", str(tmp_path), "--masks", "i", "m", "--ignore", "255,11", "--groups", "1"]
+    assert started == [finetune.parse_args([*words, "--no-compare"])]
+    with pytest.raises(UserError, match=r"--epochs must be 1 or more, not 0"):
+        mapet_mm.finetune("run", tmp_path, images="i", epochs=0)
+    with pytest.raises(
+        UserError, match=r"finetune has no length=: its options are run, out, images, masks, "
+    ):
+        mapet_mm.finetune("run", tmp_path, images="i", length=3)
+    assert len(started) == 1
 
 
 @pytest.fixture

@@ -80,7 +80,9 @@ def _config(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> st
     kind = "images" if labels.masks is None else "masks"
     num_train = len(labels.split.train)
     schedule = SCHEDULES[kind, args.frozen]
-    batch_size = min(schedule.batch_size, max(2, num_train // schedule.least))
+    of_step = min(schedule.batch_size, max(2, num_train // schedule.least))
+    batch_size = max(2, of_step // args.processes)  # BatchNorm takes no batch of one image
+    of_step = batch_size * args.processes
     warm_up = min(math.ceil(args.epochs / WARM_UP), args.epochs - 1)
     how_trained = "drop_path_rate=0.1"
     if args.frozen:
@@ -92,10 +94,10 @@ def _config(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> st
         init_cfg=pretrained.weights[RESULT],
         num_train=num_train,
         how_trained=how_trained,
-        batch_size=max(2, batch_size // args.processes),  # BatchNorm takes no batch of one image
+        batch_size=batch_size,
         workers=args.workers,
         layer_decay=schedule.layer_decay,
-        lr=float(f"{schedule.rate * math.sqrt(batch_size / schedule.batch_size):.2g}"),
+        lr=float(f"{schedule.rate * math.sqrt(of_step / schedule.batch_size):.2g}"),
         weight_decay=schedule.weight_decay,
         epochs=args.epochs,
         warm_up=warm_up,
@@ -138,5 +140,6 @@ def _of_masks(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> 
         reduces_zero=labels.mask_classes.reduces_zero,
         side=max(side, 2 * multiple),
         head=args.decoder,
+        norm="SyncBN" if args.processes > 1 else "BN",  # the same statistics in all processes
         out_indices=indices,
     )

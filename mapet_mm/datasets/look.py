@@ -131,11 +131,17 @@ def picture_pipeline(
 
 def as_in_training(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The steps of a pipeline, with a training's transform for pictures that are no photographs."""
-    dataset = (config.get("train_dataloader") or {}).get("dataset") or {}
-    load, *_ = dataset.get("square") or dataset.get("pipeline") or [dict(type="LoadImageFromFile")]
-    if type_name(load["type"]) != "LoadPicture":
+    load = load_in_training(config)
+    if load is None:
         return list(steps)
     return picture_pipeline(steps, load, len(load.get("bands") or (1, 2, 3)))
+
+
+def load_in_training(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The `LoadPicture` of a training's config; None if its images are photographs."""
+    dataset = (config.get("train_dataloader") or {}).get("dataset") or {}
+    load, *_ = dataset.get("square") or dataset.get("pipeline") or [dict(type="LoadImageFromFile")]
+    return load if type_name(load["type"]) == "LoadPicture" else None
 
 
 def reading_pictures(config: Config, options: Mapping[str, Any]) -> Config:

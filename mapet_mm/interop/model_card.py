@@ -19,6 +19,7 @@ from typing import Any
 from mmengine.utils import to_2tuple
 from safetensors import safe_open
 
+from mapet_mm.datasets.look import load_in_training
 from mapet_mm.interop.record import NUM_IMAGES
 from mapet_mm.structures import Codebook, TokenStore
 from mapet_mm.utils.atomic_files import replace_file
@@ -93,6 +94,7 @@ def card_text(folder: Path, target: str, meta: Mapping[str, Any]) -> str:
         name=run.folder.name if run else folder.name,
         library=LIBRARIES[target],
         is_classifier=bool(config.get("num_classes")),
+        num_bands=num_bands_of(config),
         facts=Table([Column("what"), Column("value")], facts_of(folder, config, meta, run)),
         command=command_of(run) if run else None,
         verdict=verdict_of(run, meta) if run else None,
@@ -119,6 +121,10 @@ def facts_of(
 ) -> list[tuple[str, str]]:
     """What is known about the weights and their training, a line each."""
     facts = [("network", network_words(folder, config))]
+    load = load_in_training(run.config) if run and run.exists else None
+    if load:
+        options = ", ".join(f"{name}={value}" for name, value in load.items() if name != "type")
+        facts.append(("images are read by", f"mapet_mm.LoadPicture({options})"))
     if NUM_IMAGES in meta:
         facts.append(("training images", f"{meta[NUM_IMAGES]:,}"))
     if "epoch" in meta and "iter" in meta:
@@ -153,6 +159,13 @@ def network_words(folder: Path, config: Mapping[str, Any]) -> str:
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         count = sum(math.prod(file.get_slice(weight).get_shape()) for weight in file.keys())  # noqa: SIM118
     return f"{name}, {count / 1e6:.1f} M parameters, images of {height} x {width}"
+
+
+def num_bands_of(config: Mapping[str, Any]) -> int:
+    """Number of bands of the images that timm's or Hugging Face's config is for."""
+    if "architecture" in config:
+        return config["pretrained_cfg"]["input_size"][0]
+    return config.get("num_channels", 3)
 
 
 def command_of(run: Run, full_paths: bool = False) -> str:

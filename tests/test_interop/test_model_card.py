@@ -109,6 +109,33 @@ def test_a_card_says_what_was_trained(target, library, architecture, run, meta, 
     assert f'"{"hf-hub:" if target == "timm" else ""}USER/NAME"' in card.text
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (
+            "timm",
+            "model(transform(image)[None])  # of a float tensor (4, height, width), values between 0 and 1",
+        ),
+        ("hf", "model(images).last_hidden_state  # of a batch of 4 bands"),
+    ],
+)
+def test_a_card_says_how_images_of_four_bands_are_read(target, said, run, meta):
+    load = "type='mapet_mm.LoadPicture', bands=(1, 2, 3, 4), range=(0, 4095)"
+    with (run / "pretrain.py").open("a") as config:
+        config.write(f"train_dataloader = dict(dataset=dict(pipeline=[dict({load})]))\n")
+    recipe = Config.fromfile(TINY)
+    recipe.model.backbone.arch = SMALL
+    recipe.data_preprocessor = dict(mean=[51.0] * 4, std=[25.5] * 4)
+    vit = MaPeTViT(SMALL, in_channels=4)
+    weights = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+    write_export(run / "export", target, weights, meta | description_entry(recipe))
+    text = (run / "export" / CARD).read_text()
+    assert said in text
+    assert "PIL image in RGB" not in text
+    read_by = dict(cells(run / "export" / CARD))["images are read by"]
+    assert read_by == "mapet_mm.LoadPicture(bands=(1, 2, 3, 4), range=(0, 4095))"
+
+
 def test_the_backbone_that_a_card_shows_has_the_exports_weights(run, meta, weights):
     write_export(run / "export", "timm", weights, meta)
     (entry,) = re.findall(r"^backbone=.*$", ModelCard.load(run / "export" / CARD).text, re.MULTILINE)

@@ -52,7 +52,7 @@ TORCH := torch==2.11.0 torchvision==0.26.0
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
-	@echo "make demo    set up, then go from handwritten digits to frozen features (5 minutes)"
+	@echo "make demo    set up, then go from handwritten digits to frozen features (2 to 5 minutes)"
 	@echo "make demo-comparison   on to fine-tuning and segmentation, with and without pre-training (20 minutes)"
 	@echo "make test    set up, then lint and run the tests"
 	@echo "make coverage   set up, then run the same tests and say which lines and branches they do not run"

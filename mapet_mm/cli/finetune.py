@@ -9,21 +9,17 @@ interruption.
 from __future__ import annotations
 
 import shlex
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mapet_mm.cli.finetuning.options import FinetuneOptions
-from mapet_mm.cli.stages import Stage, claim, run_stages
+from mapet_mm.cli.stages import Stage, claim, run_job, run_stages
 from mapet_mm.utils.commands import tool_command
-from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
+from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.options import parse_options
-from mapet_mm.utils.signals import listen
 
 if TYPE_CHECKING:
     from mapet_mm.cli.finetuning.labels import Labels
@@ -39,19 +35,7 @@ def parse_args(arguments: Sequence[str]) -> FinetuneOptions:
 
 def main(arguments: Sequence[str]) -> None:
     """Look, write the configs, train, compare."""
-    stop_listening = listen(stop)
-    try:
-        one_line_errors(lambda: finetune(parse_args(arguments)))()
-    finally:
-        stop_listening()
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    """End at a signal that comes between the stages; while one runs, `run_stages` takes them."""
-    print(
-        f"\n{signal.Signals(number).name}: stopped. Run the same command again to continue.", file=sys.stderr
-    )
-    sys.exit(STOPPED)
+    run_job(lambda: finetune(parse_args(arguments)))
 
 
 def finetune(args: FinetuneOptions) -> None:

@@ -15,9 +15,12 @@ from mapet_mm.utils.commands import (
 )
 from mapet_mm.utils.identity import canonical, digest_of_file
 from mapet_mm.utils.options import (
+    COUNT,
     FLAG,
     PATH,
+    SEED,
     TEXT,
+    WORKERS,
     Kind,
     Option,
     OptionError,
@@ -30,7 +33,6 @@ from mapet_mm.utils.options import (
 from mapet_mm.utils.run_folder import Run
 
 EPOCHS = 300
-COUNT = whole_number("1 or more", lambda count: count >= 1)
 BAND = whole_number("numbers from 1", lambda band: band >= 1)
 
 
@@ -231,26 +233,11 @@ class PretrainOptions(Options):
             recorded="always",
         ),
     ] = None
-    workers: Annotated[
-        int,
-        Option(
-            whole_number("0 or more", lambda count: count >= 0),
-            "processes that load images",
-            "one a core, up to 4",
-            recorded="never",
-        ),
-    ] = min(4, os.cpu_count() or 1)
+    workers: Annotated[int, WORKERS] = min(4, os.cpu_count() or 1)
     processes: Annotated[
         int | None, Option(COUNT, "processes to train in", "one for each GPU", recorded="never")
     ] = None
-    seed: Annotated[
-        int,
-        Option(
-            whole_number("from 0 to 4294967295", lambda seed: 0 <= seed < 2**32),
-            "seed of all random numbers",
-            recorded="always",
-        ),
-    ] = 0
+    seed: Annotated[int, SEED] = 0
     max_skipped: Annotated[
         float | None,
         Option(

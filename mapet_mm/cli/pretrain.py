@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from mapet_mm.cli.options import EPOCHS, PretrainOptions
-from mapet_mm.cli.stages import Stage, claim, run_stages
+from mapet_mm.cli.stages import Stage, claim, run_job, run_stages
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.commands import loading_call, tool_command
-from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
+from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import (
     digest_of_file,
     file_digests,
@@ -32,7 +29,6 @@ from mapet_mm.utils.identity import (
 )
 from mapet_mm.utils.options import parse_options
 from mapet_mm.utils.run_folder import CHOOSING, IMAGES, INIT, PRETRAINING, TEACHER, TOKENIZER, Run
-from mapet_mm.utils.signals import listen
 
 LIBRARIES = {"timm": "timm", "hf": "Hugging Face"}
 
@@ -44,19 +40,7 @@ def parse_args(arguments: Sequence[str]) -> PretrainOptions:
 
 def main(arguments: Sequence[str]) -> None:
     """Decide, write the configs, run the stages."""
-    stop_listening = listen(stop)
-    try:
-        one_line_errors(lambda: pretrain(parse_args(arguments)))()
-    finally:
-        stop_listening()
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    """End at a signal that comes between the stages; while one runs, `run_stages` takes them."""
-    print(
-        f"\n{signal.Signals(number).name}: stopped. Run the same command again to continue.", file=sys.stderr
-    )
-    sys.exit(STOPPED)
+    run_job(lambda: pretrain(parse_args(arguments)))
 
 
 def pretrain(args: PretrainOptions) -> None:

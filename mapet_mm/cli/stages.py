@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import TextIO
 
 from mapet_mm.utils.commands import STAGE
-from mapet_mm.utils.errors import STOPPED, UserError
+from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.utils.signals import listen
 
 
@@ -26,6 +27,22 @@ class Stage:
     title: str
     command: Sequence[str]
     shown: str  # as a user would type it there
+
+
+def run_job(job: Callable[[], None]) -> None:
+    """Do a long job; errors that a user can correct are one line, and a signal ends it with exit code 75."""
+    stop_listening = listen(_stop)
+    try:
+        one_line_errors(job)()
+    finally:
+        stop_listening()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End at a signal that comes between the stages; while one runs, `run_stages` takes them."""
+    name = signal.Signals(number).name
+    print(f"\n{name}: stopped. Run the same command again to continue.", file=sys.stderr)
+    sys.exit(STOPPED)
 
 
 def claim(folder: Path) -> TextIO | None:

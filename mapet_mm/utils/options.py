@@ -103,6 +103,21 @@ class Option:
         return found
 
 
+# Options of more than one command.
+COUNT = whole_number("1 or more", lambda count: count >= 1)
+WORKERS = Option(
+    whole_number("0 or more", lambda count: count >= 0),
+    "processes that load images",
+    "one a core, up to 4",
+    recorded="never",
+)
+SEED = Option(
+    whole_number("from 0 to 4294967295", lambda seed: 0 <= seed < 2**32),
+    "seed of all random numbers",
+    recorded="always",
+)
+
+
 class NamedOption(NamedTuple):
     """An option of a class, and its field."""
 

@@ -8,19 +8,19 @@ from typing import Annotated, Any
 
 from mapet_mm.utils.identity import canonical
 from mapet_mm.utils.options import (
+    COUNT,
     FLAG,
     PATH,
+    SEED,
     TEXT,
+    WORKERS,
     Kind,
     Option,
     OptionError,
     Options,
     one_of,
     options_table,
-    whole_number,
 )
-
-COUNT = whole_number("1 or more", lambda count: count >= 1)
 
 
 def _values(text: Any) -> tuple[int, ...]:
@@ -109,24 +109,9 @@ class FinetuneOptions(Options):
             recorded="never",
         ),
     ] = False
-    workers: Annotated[
-        int,
-        Option(
-            whole_number("0 or more", lambda count: count >= 0),
-            "processes that load images",
-            "one a core, up to 4",
-            recorded="never",
-        ),
-    ] = min(4, os.cpu_count() or 1)
+    workers: Annotated[int, WORKERS] = min(4, os.cpu_count() or 1)
     processes: Annotated[int, Option(COUNT, "processes to train in, one for each GPU", recorded="always")] = 1
-    seed: Annotated[
-        int,
-        Option(
-            whole_number("from 0 to 4294967295", lambda seed: 0 <= seed < 2**32),
-            "seed of all random numbers",
-            recorded="always",
-        ),
-    ] = 0
+    seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

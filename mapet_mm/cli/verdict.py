@@ -65,17 +65,18 @@ def write_lists(args: PretrainOptions, names: Sequence[str]) -> list[str]:
         if groups:
             reason = f"each group is too large to be held out; {about_groups}"
         return [f"verdict: none, because {reason}"]
+    run = Run(args.out)
     num_passed = args.epochs * len(names)
     images = verdict_images(split.voters, split.testable, classes, num_passed, args.seed, groups)
     for file, listed in ((TRAINED, split.trained), (HELD_OUT, split.held_out)):
-        replace_file(args.run / file, "\n".join(sorted(listed)).encode())
-    images.write(args.run, VOTING, TESTED)
+        replace_file(run / file, "\n".join(sorted(listed)).encode())
+    images.write(run, VOTING, TESTED)
     how_many = f"{len(split.held_out)} images"
     if split.num_copies:
         whither = "are neither tested nor vote" if groups else "stay on their side"
         words += f"; copies of other images, which {whither}: {split.num_copies}"
     if groups:
-        write_groups(args.run / GROUPS, groups)
+        write_groups(run / GROUPS, groups)
         how_many += f", {len({groups[name] for name in split.held_out})} whole groups,"
         words = f"{about_groups}; {words}"
     return [

@@ -27,7 +27,7 @@ HOW_TO_GET_ONE = "fit one with `mapet-mm fit-codebook` or correct the path in th
 BLOCK_ELEMENTS = 2**24
 # Points are centred for products if |mean|^2 > FAR * variance. Without it, float32 misplaces 1 token in 2,000
 # at 100. Below it nothing changes, bit for bit: to centre always would change codebooks that exist, because
-# k-means follows other ties (docs/performance.md).
+# k-means follows other ties.
 FAR = 100.0
 
 

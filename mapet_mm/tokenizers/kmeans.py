@@ -4,7 +4,7 @@
 that counts its rows, gives some of them, and assigns all to centroids: here one whose rows are read part by
 part, multiplied on the device that is there, and added up over the processes. faiss's own index finds nearest
 centroids a tenth faster on a CPU, and gives 1 in 60,000 features another token than `Codebook.assign`, which
-makes the tokens (docs/performance.md); `faiss.Kmeans` wants all rows in memory.
+makes the tokens; `faiss.Kmeans` wants all rows in memory.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def test_a_step_waits_for_the_device_at_most_twice_and_never_before_its_optimize
     name, tmp_path, monkeypatch
 ):
     total = sum(waits_of_steps(name, tmp_path, monkeypatch), Counter())
-    print(name, dict(total))  # for docs/performance.md
+    print(name, dict(total))  # for research/performance.md
     assert dict(total) == WAITS[name]
 
 

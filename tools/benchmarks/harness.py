@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -58,14 +57,3 @@ def in_fresh_process(call: Callable[..., Any], *arguments: Any, **environment: s
     """Return what a module's function returns in a fresh process with these environment variables."""
     with patch.dict(os.environ, environment), ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(call, *arguments).result()
-
-
-def forget_peak() -> int:
-    """Count `peak` from here; returns the bytes in use now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[1])
-
-
-def peak() -> int:
-    """Bytes of main memory that this process has used at most."""
-    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])

@@ -61,6 +61,6 @@ class LoaderWaitHook(Hook):
                 f"{100 * share:.0f} % of the last {total:.0f} s went by in waiting for images, the model "
                 f"could train faster: raise `train_dataloader.num_workers` (now {workers} for each process) "
                 "while the machine has free cores, or decode each image once and jitter colours on the GPU, "
-                "as the `-stored` recipes do (docs/feeding_the_gpu.md)"
+                "as the `-stored` recipes do (docs/performance.md)"
             )
         self.waited = self.worked = 0.0

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mapet_mm.utils.precision import product_dtype, sum_dtype
 
-# Rows times classes of one block: 8 MiB in float32 on CPU (measured, docs/performance.md); on a GPU 640
+# Rows times classes of one block: 8 MiB in float32 on CPU, the fastest that was measured; on a GPU 640
 # MiB, 20,480 targets of 8,192 ids: the recipes' batches are one block, twice their images two.
 BLOCK_ELEMENTS = {"cpu": 2**21}
 BLOCK_ELEMENTS_ELSEWHERE = 20_480 * 8192

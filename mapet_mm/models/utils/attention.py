@@ -1,4 +1,4 @@
-"""Attention: the kernel is chosen by measurements (docs/performance.md)."""
+"""Attention: the kernel is chosen by measurements (research/performance.md)."""
 
 from contextlib import AbstractContextManager, nullcontext
 

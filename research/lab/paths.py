@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from mapet_mm.utils.config import VARIABLE
+
 RESEARCH = Path(__file__).absolute().parents[1]
 ROOT = RESEARCH.parent
 TABLES = RESEARCH / "tables"
@@ -10,12 +12,20 @@ RECORDS = RESEARCH / "records.jsonl"
 OUT = Path("work_dirs/tables")
 RUNS = OUT / "runs"
 
+SEED = "MAPET_MM_SEED"  # a dataset's file of `configs/data` may draw its tokenizer by it
 
-def data_file(name: str) -> str:
-    """The value of MAPET_MM_DATA that selects a dataset: of the product's recipes, or of this building's.
 
-    A recipe reads `configs/micro/_base_/data/<value>.py`; from there it is four folders up to this building.
+def data_variables(name: str) -> dict[str, str]:
+    """The environment variables that select a dataset, of the product's recipes or of this building's.
+
+    `windows1` is `windows_of_seed.py` with seed 1, where there is no `windows1.py`. A recipe reads
+    `configs/micro/_base_/data/<value>.py`; from there it is four folders up to this building.
     """
-    if (RESEARCH / f"configs/data/{name}.py").is_file():
-        return f"../../../../research/configs/data/{name}"
-    return name
+    folder = RESEARCH / "configs/data"
+    seed = name[-1:]
+    seeded = f"{name[:-1]}_of_seed"
+    if (folder / f"{name}.py").is_file():
+        return {VARIABLE: f"../../../../research/configs/data/{name}"}
+    if seed.isdigit() and (folder / f"{seeded}.py").is_file():
+        return {VARIABLE: f"../../../../research/configs/data/{seeded}", SEED: seed}
+    return {VARIABLE: name}

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from mmengine.config import Config
 
 from lab.identity import identity_of
-from lab.paths import RUNS, data_file
+from lab.paths import RUNS, data_variables
 from lab.runs import TRAIN, Run
 from lab.tables import Column, Data, DeclarationError, Row, Table
 from mapet_mm.evaluation import VERSION
@@ -83,7 +84,8 @@ def plan_table(table: Table, seeds: Iterable[int], evaluation: int = VERSION) ->
 @cache
 def config_of(path: str, data: str | None) -> Config:
     """A config as read for a dataset; not to be changed."""
-    return read_config(path, None if data is None else data_file(data))
+    with patch.dict(os.environ, data_variables(data) if data else {}):
+        return read_config(path)
 
 
 def changed_config(path: str, data: str | None, options: Mapping[str, Any]) -> Config:

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lab.paths import RUNS, data_file
-from mapet_mm.utils.config import VARIABLE
+from lab.paths import RUNS, data_variables
 
 TRAIN = "tools/train.py"
 TEST = "tools/test.py"
@@ -86,14 +85,11 @@ def launch_words(run: Run, nodes: int = 1, python: str = sys.executable) -> list
 def environment_of(run: Run, threads: int) -> dict[str, str]:
     """Variables of a run: the dataset, and a fixed number of threads, on which results depend."""
     variables = {"OMP_NUM_THREADS": str(threads)}
-    config = run.config or ""
-    data = data_file(run.data) if run.data else ""
+    data = data_variables(run.data) if run.data else {}
     # Configs in this building may name algorithms and encoders of `lab`.
-    if "research/" in config or "research/" in data:
+    if any("research/" in read for read in (run.config or "", *data.values())):
         variables["PYTHONPATH"] = "research"
-    if data:
-        variables[VARIABLE] = data
-    return variables
+    return variables | data
 
 
 def typed(run: Run, gpus_per_node: int, threads: int) -> str:

@@ -8,13 +8,9 @@ three figures; while the best rate is at an end, its neighbour is run as well.
 from dataclasses import replace
 
 from lab import small
-from lab.tables import Column, Data, Row, Table
+from lab.tables import Data, Row, Table
 
 LITE0 = "research/configs/lite0.py"
-MAE = "research/configs/mae_vit-micro_1xb32-amp-coslr.py"
-PRETRAIN_AMP = "research/configs/{method}_vit-micro_kclip_1xb32-amp-coslr.py"
-RATE = "optim_wrapper.optimizer.lr"
-USUAL_EPOCHS = 5
 # As many epochs as cost what MaPeT's 5 do, within a tenth.
 EQUAL_COMPUTE = {"MaPeT": 5, "MIM": 11, "VisibleMIM": 13, "MAE": 13}
 RATES = {
@@ -28,18 +24,13 @@ METHODS = {"MaPeT": "mapet", "MIM": "mim", "VisibleMIM": "visible-mim"}
 
 def pretrained(name: str, rate: float) -> Row:
     """A pre-training of equal compute at a rate."""
-    epochs = EQUAL_COMPUTE[name]
-    options = {RATE: rate}
-    if epochs != USUAL_EPOCHS:
-        options |= {"train_cfg.max_epochs": epochs, "param_scheduler.1.end": epochs}
+    options = {small.RATE: rate, **small.of_length(EQUAL_COMPUTE[name])}
     row = Row(f"{name}, {rate:g}", options=options)
     if name == "MAE":
-        return replace(row, pretrain=MAE, tokenizer="")
-    return replace(row, pretrain=PRETRAIN_AMP, values=dict(method=METHODS[name]))
+        return replace(row, pretrain=small.MAE, tokenizer="")
+    return replace(row, pretrain=small.PRETRAIN_AMP, values=dict(method=METHODS[name]))
 
 
-TERAFLOPS = Column("pre-training", "TFLOPs", small.FROZEN, "pre-training/teraflops", values=small.FEATURES)
-FROZEN_COLUMNS = [TERAFLOPS, *small.FROZEN_COLUMNS[:3]]
 TOKENS_NOTE = (
     "Tokens: 256 clusters of the last grid of EfficientNet-Lite0, which was trained on ImageNet's labels. "
     "MAE has none."
@@ -54,7 +45,7 @@ CHOICE = Table(
         command=["research/converters/cifar10.py"], outputs=["data/cifar10", "data/efficientnet_lite0.pth"]
     ),
     rows=[pretrained(name, rate) for name, rates in RATES.items() for rate in rates],
-    columns=FROZEN_COLUMNS,
+    columns=[small.TERAFLOPS, *small.FROZEN_COLUMNS[:3]],
     notes=[small.FROZEN_NOTE, TOKENS_NOTE, EQUAL_COMPUTE_NOTE, "Seed 0 only."],
 )
 

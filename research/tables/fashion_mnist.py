@@ -3,22 +3,9 @@
 from dataclasses import replace
 
 from lab import small
-from lab.tables import Column, Data, Row, Table
+from lab.tables import Column, Row, Table
 
-ON = dict(
-    dataset="fashion_mnist_20000",
-    tokenizer=small.KCLIP,
-    data=Data(
-        command=["research/converters/fashion_mnist.py"],
-        outputs=["data/fashion_mnist", "data/fashion_mnist_scenes", "data/fashion_mnist_scenes_unlabelled"],
-    ),
-)
-USUAL_EPOCHS = 5
-RATE = "optim_wrapper.optimizer.lr"
-# In bfloat16, which takes half as long on a CPU that multiplies it.
-PRETRAIN_AMP = "research/configs/{method}_vit-micro_kclip_1xb32-amp-coslr.py"
-# Each seed draws its own CLIP and codebook.
-OWN_TOKENS = "fashion_mnist_20000_tokens{seed}"
+ON = small.FASHION_MNIST
 
 # The learning rate of each objective at each length in epochs, chosen by frozen features of 5,000 training
 # images that no table measures (research/results/learning_rates.md): for 5 epochs, for as many as cost what
@@ -34,39 +21,27 @@ CHOSEN_RATES = {
 EQUAL_COMPUTE = {"MIM": 11, "PIM": 7, "PIM, late": 9, "BEiT": 10, "CAE": 9}
 
 
-def of_length(epochs: int) -> dict[str, int]:
-    """Changes to a pre-training of so many epochs; none for the usual length."""
-    if epochs == USUAL_EPOCHS:
-        return {}
-    return {"train_cfg.max_epochs": epochs, "param_scheduler.1.end": epochs}
-
-
 def pretrained(name: str, epochs: int, shown: str) -> Row:
     """A pre-training at its chosen learning rate."""
     return Row(
         shown,
-        PRETRAIN_AMP,
-        options={RATE: CHOSEN_RATES[name][epochs], **of_length(epochs)},
+        small.PRETRAIN_AMP,
+        options={small.RATE: CHOSEN_RATES[name][epochs], **small.of_length(epochs)},
         curve=name,
-        data=OWN_TOKENS,
+        data=small.OWN_TOKENS,
         values=dict(method=name.lower().replace(", ", "-")),
     )
 
 
-EQUAL_EPOCHS_ROWS = [pretrained(name, USUAL_EPOCHS, name) for name in CHOSEN_RATES]
+EQUAL_EPOCHS_ROWS = [pretrained(name, small.USUAL_EPOCHS, name) for name in CHOSEN_RATES]
 EQUAL_COMPUTE_ROWS = [
     pretrained(name, epochs, f"{name}, equal compute") for name, epochs in EQUAL_COMPUTE.items()
 ]
 # Frozen features chose MaPeT's rate, 16 times the recipes'. Digits and fine-tuning had no say.
-MAPET_USUAL_RATE = replace(pretrained("MaPeT", USUAL_EPOCHS, "MaPeT, 3e-3"), options={RATE: 3e-3})
-TOKENS_ALONE = replace(small.TOKENS_ALONE, data=OWN_TOKENS)
+MAPET_USUAL_RATE = replace(pretrained("MaPeT", small.USUAL_EPOCHS, "MaPeT, 3e-3"), options={small.RATE: 3e-3})
+TOKENS_ALONE = replace(small.TOKENS_ALONE, data=small.OWN_TOKENS)
 
-FROZEN_COLUMNS = [
-    replace(small.FROZEN_COLUMNS[0], name="k-NN, class token", metric="k-NN, class token"),
-    replace(small.FROZEN_COLUMNS[0], name="k-NN, patch mean", metric="k-NN, mean"),
-    *small.FROZEN_COLUMNS,
-]
-LAST_LAYER = "accuracy/layer-4"
+FROZEN_COLUMNS = [*small.KNN_COLUMNS, *small.FROZEN_COLUMNS]
 
 EQUAL_COMPUTE_NOTE = "Equal compute: as many epochs as cost what MaPeT's 5 do, within a tenth; all others 5."
 RATE_NOTE = (
@@ -77,9 +52,6 @@ USUAL_RATE_NOTE = (
     "MaPeT, 3e-3: at the rate of the recipes, a sixteenth of the chosen one. This row was added after the "
     "others had shown MaPeT behind."
 )
-LAST_LAYER_NOTE = (
-    "Linear probe: BEiT's protocol, of the last layer. The best one would be chosen on the validation images."
-)
 PAPER_NOTE = (
     "The paper's numbers are for ViT-T: on ImageNet-1k with k-CLIP tokens, on ADE20K with VQ-KD tokens."
 )
@@ -87,9 +59,9 @@ PAPER_NOTE = (
 OBJECTIVES = Table(
     title="Pre-training objectives and competitors on Fashion-MNIST, k-CLIP tokens",
     rows=[TOKENS_ALONE, small.SCRATCH, *EQUAL_EPOCHS_ROWS, *EQUAL_COMPUTE_ROWS],
-    columns=[*FROZEN_COLUMNS, replace(small.LINEAR_PROBE, metric=LAST_LAYER)],
+    columns=[*FROZEN_COLUMNS, replace(small.LINEAR_PROBE, metric=small.LAST_LAYER)],
     baseline="MaPeT",
-    notes=[small.FROZEN_NOTE, LAST_LAYER_NOTE, PAPER_NOTE, EQUAL_COMPUTE_NOTE, RATE_NOTE],
+    notes=[small.FROZEN_NOTE, small.LAST_LAYER_NOTE, PAPER_NOTE, EQUAL_COMPUTE_NOTE, RATE_NOTE],
     **ON,
 )
 
@@ -98,7 +70,7 @@ FINE_TUNING = Table(
     title="Fine-tuning on Fashion-MNIST, k-CLIP tokens",
     rows=[small.SCRATCH, *EQUAL_EPOCHS_ROWS, MAPET_USUAL_RATE, *EQUAL_COMPUTE_ROWS],
     columns=[
-        Column("600 labels", "top-1, %", small.FINETUNE_FEW, "accuracy/top1"),
+        small.FINETUNE_600,
         Column(
             "6,000 labels",
             "top-1, %",
@@ -124,26 +96,9 @@ FINE_TUNING = Table(
 TRANSFER = Table(
     title="Linear probe on digits, pre-trained on Fashion-MNIST",
     rows=[small.SCRATCH, *EQUAL_EPOCHS_ROWS, MAPET_USUAL_RATE, *EQUAL_COMPUTE_ROWS],
-    columns=[
-        Column(
-            "linear probe, 100 labels",
-            "top-1, %",
-            small.PROBE_FEW,
-            LAST_LAYER,
-            data="digits",
-            source=small.DIGITS,
-        ),
-        Column(
-            "linear probe, all labels",
-            "top-1, %",
-            small.PROBE,
-            LAST_LAYER,
-            data="digits",
-            source=small.DIGITS,
-        ),
-    ],
+    columns=[small.DIGITS_FEW, small.DIGITS_ALL],
     baseline="MaPeT",
-    notes=[LAST_LAYER_NOTE, EQUAL_COMPUTE_NOTE, RATE_NOTE, USUAL_RATE_NOTE],
+    notes=[small.LAST_LAYER_NOTE, EQUAL_COMPUTE_NOTE, RATE_NOTE, USUAL_RATE_NOTE],
     **ON,
 )
 
@@ -154,10 +109,7 @@ COMPUTE = Table(
         for name, rates in CHOSEN_RATES.items()
         for epochs in rates
     ],
-    columns=[
-        replace(small.FROZEN_COLUMNS[0], name="pre-training", unit="TFLOPs", metric="pre-training/teraflops"),
-        *FROZEN_COLUMNS,
-    ],
+    columns=[small.TERAFLOPS, *FROZEN_COLUMNS],
     baseline="MaPeT, 5 epochs",
     notes=[
         small.FROZEN_NOTE,
@@ -199,13 +151,12 @@ SEGMENTATION = Table(
 
 MLP = "configs/micro/token-mlp_{tokens}_1xb64-coslr.py"
 VIT = "configs/micro/token-vit-micro_{tokens}_1xb64-coslr.py"
-GRID = "configs/micro/grid.py"
 
 
 def by_k_means(name: str, generation: int) -> Row:
     """Tokens by k-means: of pixels, or of the features of a MaPeT on the generation before."""
     data = f"fashion_mnist_20000_bootstrap{generation}"
-    return Row(name, tokenizer=GRID, data=data, values=dict(tokens="grid"))
+    return Row(name, tokenizer=small.GRID, data=data, values=dict(tokens="grid"))
 
 
 # Which tokenizer for one's own images: what its tokens say of them, and what it costs to have them.
@@ -238,10 +189,14 @@ TOKENIZERS = Table(
 )
 
 
-def bootstrapped(name: str, generation: int, epochs: int = USUAL_EPOCHS, start: str | None = None) -> Row:
+def bootstrapped(
+    name: str, generation: int, epochs: int = small.USUAL_EPOCHS, start: str | None = None
+) -> Row:
     """MaPeT on the tokens of a generation."""
     data = f"fashion_mnist_20000_bootstrap{generation}"
-    return replace(small.MAPET, name=name, tokenizer=GRID, data=data, options=of_length(epochs), start=start)
+    return replace(
+        small.MAPET, name=name, tokenizer=small.GRID, data=data, options=small.of_length(epochs), start=start
+    )
 
 
 CONTINUED = "generation 1, continued from generation 0, 5 + 5 epochs"

@@ -217,9 +217,10 @@ def test_a_recipe_starts_in_as_many_processes_as_it_is_meant_for():
 def test_a_command_is_printed_with_its_dataset_and_reads_it():
     plan = plan_table(load_table("fashion_mnist/objectives"), [1])
     lines = [typed(run, 0, 1) for run in plan.runs.values()]
-    where = "PYTHONPATH=research MAPET_MM_DATA=../../../../research/configs/data/fashion_mnist_20000_tokens1"
+    folder = "../../../../research/configs/data"
+    where = f"PYTHONPATH=research MAPET_MM_DATA={folder}/fashion_mnist_20000_tokens_of_seed MAPET_MM_SEED=1"
     assert f"OMP_NUM_THREADS=1 {where} python tools/fit_codebook.py configs/micro/kclip.py" in lines
-    (clip,) = [line for line in lines if "research/configs/clip_" in line and "tokens1" in line]
+    (clip,) = [line for line in lines if "research/configs/clip_" in line and "MAPET_MM_SEED=1" in line]
     assert where in clip
     for run in plan.runs.values():
         if run.config:

@@ -42,7 +42,7 @@ HEAD = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative 
 PAPERS_RATE = 1.5e-3
 PAPERS_BATCH = 2048
 # For a training that continues from --init: the highest rate, for 64 images a step, and the share of it that
-# each layer has of the next one's. docs/tutorials/own_images.md has the trial: about the rate at which the
+# each layer has of the next one's. research/results/continuing.md has the trials: about the rate at which the
 # start was pre-trained, and layer decay, which keeps more of it.
 CONTINUING_RATE = 3e-4
 CONTINUING_BATCH = 64

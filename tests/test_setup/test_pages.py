@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import json
 import re
 import runpy
 from types import SimpleNamespace
@@ -117,16 +116,6 @@ def test_the_newest_releases_are_tried_with_the_tests_of_private_attributes():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     table = page[page.index("## Private attributes") :]
     assert set(re.findall(r"`(test_\w+\.py)`", table)) == TEST_MODULES
-
-
-def test_the_notebook_is_its_page():
-    """Its cells are the page's Python, which tests/test_tools/test_notebook.py runs."""
-    page = ROOT / "docs/tutorials/own_images.md"
-    text = page.with_suffix(".ipynb").read_text()
-    assert text == runpy.run_path(str(ROOT / "docs/make_notebook.py"))["text_of"](page)
-    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    calls = [re.findall(r"mapet_mm\.(\w+)\(", cell) for cell in cells]
-    assert calls == [["pretrain"], [], ["load"], ["evaluate"]]
 
 
 def test_the_options_of_pretrain_are_those_of_the_command():

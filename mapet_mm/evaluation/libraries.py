@@ -137,9 +137,11 @@ def hugging_face_model(
         _reach_hub(f"hf:{name}")
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(name)
+    if hasattr(config, "mask_ratio"):  # ViTMAE would mask in evaluation, too
+        config.mask_ratio = 0.0
     missing = []
     if with_weights:
-        model, found = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
+        model, found = transformers.AutoModel.from_pretrained(name, config=config, output_loading_info=True)
         missing = sorted(found["missing_keys"])
         fill_missing(model, missing)
     else:

@@ -115,7 +115,10 @@ def timm_tokens(model: nn.Module, images: Images) -> LayerTokens:
     if "return_prefix_tokens" not in inspect.signature(model.forward_intermediates).parameters:
         options = dict(indices=1, norm=True, intermediates_only=True)
         return map_tokens(model.forward_intermediates(images, output_fmt="NCHW", **options)[-1])
-    last, layers = model.forward_intermediates(images, output_fmt="NCHW", return_prefix_tokens=True)
+    with_prefix = model.num_prefix_tokens > 0
+    last, layers = model.forward_intermediates(images, output_fmt="NCHW", return_prefix_tokens=with_prefix)
+    if not with_prefix:  # then timm returns the maps alone
+        layers = [(patches, last[:, :0]) for patches in layers]
     tokens = [torch.cat([extra, patches.flatten(2).mT], dim=1) for patches, extra in layers]  # B N D each
     # Models that average the patches have their final norm after that, as `fc_norm`.
     fc_norm = getattr(model, "fc_norm", nn.Identity())
@@ -129,9 +132,18 @@ def timm_tokens(model: nn.Module, images: Images) -> LayerTokens:
 
 def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
     """Layers of Hugging Face's ViTs with extra tokens in front: ViT, DeiT, BEiT, DINOv2, CLIP, SigLIP, ..."""
+    if not hasattr(model.config, "patch_size"):
+        raise BackboneError(
+            f"{type(model).__name__} is none of Hugging Face's plain ViTs, which alone are known"
+        )
+    sides = to_2tuple(model.config.patch_size)
+    grid = [size // side for size, side in zip(images.shape[-2:], sides, strict=True)]
     options = {}
-    if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+    known = inspect.signature(model.forward).parameters
+    if "interpolate_pos_encoding" in known:
         options["interpolate_pos_encoding"] = True  # without it, ViT takes images of one size
+    if "noise" in known:  # ViTMAE sorts the patches by it, also where it masks none
+        options["noise"] = torch.arange(grid[0] * grid[1], device=images.device).expand(len(images), -1)
     output = model(images, output_hidden_states=True, **options)
     _, *tokens = output.hidden_states  # the first are the embeddings
     if any(one.shape != tokens[0].shape for one in output.hidden_states) or tokens[0].ndim != 3:
@@ -139,9 +151,9 @@ def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
     has_norm = output.last_hidden_state is not tokens[-1]
     if has_norm:
         tokens.append(output.last_hidden_state)
-    sides = to_2tuple(model.config.patch_size)
-    grid = [size // side for size, side in zip(images.shape[-2:], sides, strict=True)]
     extra = tokens[0].shape[1] - grid[0] * grid[1]
+    if extra < 0:
+        raise BackboneError(f"{type(model).__name__} gives tokens of a part of the patches")
     return split_tokens(tokens, extra, grid, extra > 0, has_norm)
 
 
@@ -167,10 +179,12 @@ def map_tokens(features: Float[Tensor, "batch dim height width"]) -> LayerTokens
 
 def network_of(model: nn.Module) -> nn.Module:
     """The network inside a model: without neck and head, and without the wrapper of timm or Hugging Face."""
-    wrapped = isinstance(model, HuggingFaceClassifier | TimmClassifier)
-    network = model.model if wrapped else getattr(model, "backbone", model)
-    network = getattr(network, "timm_model", network)
-    return getattr(network, "base_model", network)
+    if isinstance(model, HuggingFaceClassifier):
+        return model.model.base_model
+    if isinstance(model, TimmClassifier):
+        return model.model
+    network = getattr(model, "backbone", model)
+    return getattr(network, "timm_model", network)
 
 
 class Adapter(NamedTuple):

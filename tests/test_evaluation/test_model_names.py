@@ -59,6 +59,16 @@ def test_a_vit_of_timm_with_registers(tmp_path, picture, name):
     torch.testing.assert_close(tokens.patches[-1], expected[:, 3:], **CLOSE)
 
 
+SMALL = dict(
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=48,
+    image_size=28,
+    patch_size=7,
+)
+
+
 @pytest.mark.parametrize("kind", ["vit", "dinov2", "registers"])
 def test_a_vit_of_hugging_face(tmp_path, picture, kind):
     """From its folder; and its file, in which modules have other names, as the checkpoint of a config."""
@@ -84,6 +94,49 @@ def test_a_vit_of_hugging_face(tmp_path, picture, kind):
             assert all("pooler" in name for name in again.missing)
             with torch.no_grad():
                 torch.testing.assert_close(again.backbone(images).patches[-1], tokens.patches[-1], **CLOSE)
+
+
+def test_dinov3_of_hugging_face(tmp_path):
+    """Its `base_model` is a part of it, without the patch embedding."""
+    network = transformers.AutoModel.from_config(
+        transformers.DINOv3ViTConfig(**SMALL, num_register_tokens=2)
+    ).eval()
+    network.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size=dict(height=28, width=28)).save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 28, 28)
+    with torch.no_grad():
+        tokens, expected = load_model(f"hf:{tmp_path}").backbone(images), network(images).last_hidden_state
+    torch.testing.assert_close(tokens.class_token[:, -1], expected[:, 0], **CLOSE)
+    torch.testing.assert_close(tokens.patches[-1], expected[:, 3:], **CLOSE)
+
+
+def test_mae_of_hugging_face_masks_no_patch_and_keeps_their_order(tmp_path):
+    network = transformers.ViTMAEModel(transformers.ViTMAEConfig(**SMALL)).eval()
+    network.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size=dict(height=28, width=28)).save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 28, 28)
+    network.config.mask_ratio = 0.0
+    with torch.no_grad():
+        expected = network(images, noise=torch.arange(16).expand(2, 16)).last_hidden_state
+    for _ in range(2):
+        tokens = load_model(f"hf:{tmp_path}").backbone(images)
+        torch.testing.assert_close(tokens.class_token[:, -1], expected[:, 0], **CLOSE)
+        torch.testing.assert_close(tokens.patches[-1], expected[:, 1:], **CLOSE)
+
+
+def test_a_vit_of_timm_without_extra_tokens(tmp_path):
+    sizes = dict(img_size=28, patch_size=7, embed_dim=24, depth=2, num_heads=3)
+    sizes.update(class_token=False, global_pool="avg", fc_norm=False)
+    network = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
+    timm.models.save_for_hf(network, str(tmp_path), model_args=sizes)
+    images = torch.randn(2, 3, 28, 28)
+    with torch.no_grad():
+        tokens, expected = (
+            load_model(f"timm:local-dir:{tmp_path}").backbone(images),
+            network.forward_features(images),
+        )
+    assert (tokens.names, tokens.class_token) == (["1", "2", "output"], None)
+    torch.testing.assert_close(tokens.patches[-1], expected, **CLOSE)
 
 
 def test_a_processor_that_does_not_normalise_gives_values_between_0_and_1(tmp_path, picture):

@@ -143,7 +143,7 @@ def evaluate(
         >>> rows = mapet_mm.evaluate("run", "photos")  # doctest: +SKIP
         >>> rows.frame[["protocol", "setting", "value"]]  # doctest: +SKIP
     """
-    from mapet_mm.cli.verdict import takes_other_classes, with_other_classes
+    from mapet_mm.cli.held_out import with_other_classes
     from mapet_mm.evaluation.models import load_model
     from mapet_mm.evaluation.run import Wish
     from mapet_mm.evaluation.run import evaluate as evaluate_models
@@ -156,9 +156,8 @@ def evaluate(
     level = None if class_level is None else level_of(class_level)
     sources = dict(labels=_as_text(labels), class_level=level)
     sources["groups"] = None if groups is None else groups_source(groups)
-    if takes_other_classes(os.fspath(model), _as_text(data), **sources):
-        loaded = replace(loaded, config=with_other_classes(loaded.config, Run(Path(model)), **sources))
-        sources = {}
+    config, sources = with_other_classes(loaded.config, os.fspath(model), _as_text(data), sources)
+    loaded = replace(loaded, config=config)
     wish = Wish(_as_text(data), protocols, every, workers=workers, **sources)
     (rows,) = evaluate_models({loaded.name: loaded}, wish, Path(cache)).values()
     return Rows(rows)

@@ -25,7 +25,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from timm.data import create_transform, resolve_data_config
 from torch.nn import functional as F
 
-from mapet_mm.cli.configs import write_config
+from mapet_mm.cli.continuing import write_config
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.pretrain import parse_args, prepare, pretrain
 from mapet_mm.utils.run_folder import PRETRAINING, TESTED, TOKENIZER, VOTING

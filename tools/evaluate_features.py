@@ -92,13 +92,12 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    from mapet_mm.cli.verdict import choice_words, takes_other_classes, with_other_classes
+    from mapet_mm.cli.held_out import choice_words, with_other_classes
     from mapet_mm.evaluation.models import find_model, random_twin
     from mapet_mm.evaluation.run import Wish, evaluate
     from mapet_mm.evaluation.tables import results_table
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process, print_once, say_share
-    from mapet_mm.utils.run_folder import Run
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import Report, write_report
 
@@ -122,10 +121,8 @@ def main() -> None:
             print_once("the same network with random weights takes its features, too (without: --no-random)")
             loaded.append(twin)
     sources = dict(labels=args.labels, class_level=args.class_level, groups=args.groups)
-    if takes_other_classes(args.model, args.data, **sources):
-        config = with_other_classes(loaded[0].config, Run(Path(args.model)), **sources)
-        loaded[0] = replace(loaded[0], config=config)
-        sources = {}
+    config, sources = with_other_classes(loaded[0].config, args.model, args.data, sources)
+    loaded[0] = replace(loaded[0], config=config)
     columns: dict[str, Model] = {}
     for model in loaded:
         name = f"{model.name} ({len(columns) + 1})" if model.name in columns else model.name

@@ -76,8 +76,8 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
+    from mapet_mm.cli.held_out import choice_words, drop_skipped, with_other_classes
     from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
-    from mapet_mm.cli.verdict import choice_words, drop_skipped, takes_other_classes, with_other_classes
     from mapet_mm.evaluation.image_sets import read_image_sets
     from mapet_mm.evaluation.models import RANDOM, load_model
     from mapet_mm.evaluation.verdict import RESULT, START, judge
@@ -99,11 +99,8 @@ def main() -> None:
             accuracy = token_accuracy_of(run)  # of the last weights
 
     result = load_model(args.model, args.checkpoint)
-    declared = result.config
     sources = dict(labels=args.labels, class_level=args.class_level, groups=args.groups)
-    if takes_other_classes(args.model, args.data, **sources):
-        declared = with_other_classes(declared, run, **sources)
-        sources.clear()
+    declared, sources = with_other_classes(result.config, args.model, args.data, sources)
     loaded = {RESULT: result}
     start = load_model(*args.start) if args.start else load_model(PRETRAINING if run else args.model)
     # A RUN that kept nothing of the change of its start is judged as well.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mapet_mm.cli.held_out import drop_skipped, write_lines
 from mapet_mm.cli.options import PretrainOptions
-from mapet_mm.cli.verdict import drop_skipped
 from mapet_mm.datasets.groups import draw_share, read_groups
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
@@ -18,7 +18,6 @@ from mapet_mm.evaluation.models import load_model
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.structures.names import read_lines
-from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.run_folder import CHOOSING, GROUPS, INIT, PRETRAINING, TESTED, VOTING, Run
 from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
@@ -41,7 +40,7 @@ def set_aside(args: PretrainOptions) -> str:
     choosing = set(draw_share(classes, 1 / 3, args.seed, classes, groups))
     for file, is_choosing in ((CHOOSING, True), (TESTED, False)):
         own = [line for line, name in zip(lines, classes, strict=True) if (name in choosing) is is_choosing]
-        replace_file(run / file, "\n".join(own).encode())
+        write_lines(run / file, own)
     return (
         f"change: {len(choosing)} of the tested images choose how much of it is kept, and the verdict takes "
         f"the other {len(lines) - len(choosing)}"

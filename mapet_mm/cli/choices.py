@@ -15,9 +15,8 @@ import torch
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.start_models import SIDE, grid_of
 from mapet_mm.cli.starts import GRID, PATCH, Start, take_start
-from mapet_mm.datasets.classes import classes_of
-from mapet_mm.datasets.groups import groups_of
 from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
+from mapet_mm.datasets.labels import Labels, labels_of
 from mapet_mm.datasets.look import Look, look, size_words
 from mapet_mm.datasets.pictures import Reading
 from mapet_mm.datasets.tiles import tile_names
@@ -68,7 +67,7 @@ class Choices:
     tokens: Tokens
     vocabulary: Vocabulary
     stores_squares: bool
-    names: list[str]
+    labels: Labels
     words: list[str]
     look: Look
     teacher: Teacher
@@ -80,9 +79,7 @@ def choose(args: PretrainOptions) -> Choices:
     """Count the images and decide; weights to start from become RUN/init.pth."""
     names, words = training_images(args)
     count = len(names)
-    # To refuse what is wrong before anything is made.
-    groups, _ = groups_of(args.groups, names)
-    classes_of(args.labels, names, args.class_level, groups)
+    labels = labels_of(names, args.labels, args.class_level, args.groups)
     looked = look(files_of(args.images, names), Reading(args.value_range, args.bands, args.page))
     words += looked.words
     teacher = find_teacher(args, names, looked)
@@ -120,7 +117,7 @@ def choose(args: PretrainOptions) -> Choices:
         count, side, args.epochs, args.out, looked.num_bands, are_tiles=args.tiles is not None
     )
     words.append(squares)
-    return Choices(arch, start, tokens, fit, stores_squares, names, words, looked, teacher, side, grid)
+    return Choices(arch, start, tokens, fit, stores_squares, labels, words, looked, teacher, side, grid)
 
 
 def files_of(folder: Path, names: Sequence[str]) -> list[str]:

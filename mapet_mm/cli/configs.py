@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import signature
@@ -16,29 +15,33 @@ from mmengine.runner import Runner
 
 from mapet_mm.cli.change import set_aside
 from mapet_mm.cli.choices import Choices
+from mapet_mm.cli.continuing import write_config
+from mapet_mm.cli.held_out import FEWEST_VOTING, image_sets, write_lines, write_lists
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.start_models import SIDE
 from mapet_mm.cli.starts import GRID, Start, context_patches
-from mapet_mm.cli.verdict import add_entries, write_lists
 from mapet_mm.datasets.look import measured_statistics, picture_pipeline
-from mapet_mm.utils.atomic_files import replace_file, replace_json
+from mapet_mm.evaluation.image_sets import SECTION
+from mapet_mm.evaluation.metrics.neighbours import suiting_k
+from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.commands import PACKAGE
-from mapet_mm.utils.config import nodes, read_config, type_name
-from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import IDENTITY
+from mapet_mm.utils.config import type_name
 from mapet_mm.utils.run_folder import (
     CODEBOOK,
     EXPORTS,
+    GROUPS,
     HELD_OUT,
     IMAGES,
     INIT,
     PRETRAINING,
+    TESTED,
     TOKENIZER,
     TOKENS,
+    TRAINED,
+    VOTING,
     Run,
 )
 
-HEAD = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
 PAPERS_RATE = 1.5e-3
 PAPERS_BATCH = 2048
 # For a training that continues from --init: the highest rate, for 64 images a step, and the share of it that
@@ -48,92 +51,19 @@ CONTINUING_RATE = 3e-4
 CONTINUING_BATCH = 64
 CONTINUING_DECAY = 0.75
 MAX_SKIPPED = 0.05  # share of the images that may be left out
+PROBES = 10  # of k-NN, during the training
+MOST_PROBED = 2_000  # images
 
 
 def write_configs(args: PretrainOptions, choices: Choices) -> None:
-    """Write the list of images and the two configs into RUN; configs that exist are kept."""
-    replace_file(args.run / IMAGES, "\n".join(choices.names).encode())
-    print("\n".join(write_lists(args, choices.names)), flush=True)
+    """Write the lists of images and the two configs into RUN; configs that exist are kept."""
+    write_lines(args.run / IMAGES, choices.labels.names)
+    print(write_lists(args, choices.labels), flush=True)
     if args.change == "knn":
         print(set_aside(args), flush=True)
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.run / name).exists():
             write_config(args.run / name, make(args, choices))
-
-
-def write_config(path: Path, cfg: Config) -> None:
-    """Write one config, which then inherits nothing."""
-    replace_file(path, (HEAD + cfg.pretty_text).encode())
-
-
-def lengthen(run: Run, options: dict[str, Any], epochs: int) -> str:
-    """Give RUN's training more epochs than its options have; returns a line about it."""
-    cfg = run.config
-    cfg.resume = True
-    cfg.train_cfg.max_epochs = epochs
-    cfg.param_scheduler[-1].end = epochs
-    write_config(run / PRETRAINING, cfg)
-    replace_json(run / IDENTITY, {**options, "epochs": epochs})
-    return (
-        f"epochs: {options['epochs']}, now {epochs}: the training goes on from its last checkpoint, at the "
-        f"learning rate that {epochs} epochs have there"
-    )
-
-
-def move_images(run: Run, images: Path) -> str:
-    """Let RUN's configs read the images from the folder in which they lie now.
-
-    Returns:
-        A line about it; empty if it is the same folder as before.
-    """
-    before = read_config(run / TOKENIZER).data_root
-    if os.path.realpath(run / before) == os.path.realpath(images):
-        return ""
-    now = str(images.absolute())
-    for name in (PRETRAINING, TOKENIZER):  # the one that says where they were comes last
-        cfg = read_config(run / name)
-        moved = {key: now for key, value in nodes(cfg.to_dict()) if value == before}
-        cfg.merge_from_dict(moved)
-        if name == PRETRAINING:
-            cfg.resume = True
-        write_config(run / name, cfg)
-    return f"images: in {before} before, now in {now}"
-
-
-def share_batch(run: Run, processes: int) -> str:
-    """Let another number of processes share the images of a step of RUN's training, which stay as many.
-
-    Returns:
-        A line about it; empty if the number is the same as before.
-
-    Raises:
-        UserError: they cannot share them equally.
-    """
-    cfg = run.config
-    before = cfg.auto_scale_lr.get("processes", processes)
-    if processes == before:
-        return ""
-    batch = before * cfg.train_dataloader.batch_size
-    if batch % processes:
-        fitting = max(count for count in range(1, processes) if batch % count == 0)
-        raise UserError(
-            f"{run} trains with {batch} images a step, which {processes} processes cannot share equally: add "
-            f"--processes {fitting}"
-        )
-    share = batch // processes
-    cfg.resume = True
-    cfg.train_dataloader.batch_size = share
-    cfg.auto_scale_lr.processes = processes
-    write_config(run / PRETRAINING, cfg)
-    return f"processes: {before}, now {processes}, with {share} images each, {batch} a step as before"
-
-
-def set_max_skipped(run: Run, share: float) -> None:
-    """Let this share of the images be left out, now and at later starts."""
-    cfg = read_config(run / TOKENIZER)
-    if cfg.max_skipped != share:
-        cfg.max_skipped = share
-        write_config(run / TOKENIZER, cfg)
 
 
 def process_count(args: PretrainOptions) -> int:
@@ -197,40 +127,115 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     folder = PACKAGE / "configs" / args.method.replace("-", "_")
     (recipe,) = folder.glob(f"{args.method}_vit-{arch}-p16_kclip_*_in1k.py")
     cfg = Config.fromfile(recipe)
+    load_square = take_network(cfg, args, choices)
+    if args.train != "all":
+        cfg.model.train_backbone = args.train
+    jitter = [cfg.color_jitter]
+    if choices.look.num_bands != 3:
+        take_bands(cfg, load_square, args, choices)  # which jitters on the device
+        jitter = []
+    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=TOKENS)
+    if args.teacher_images:  # the store has its names from there
+        load_tokens["data_root"] = str(args.images.absolute())
+    pipeline = [*load_square, *jitter, load_tokens, cfg.pack]
+    cfg.train_dataloader.dataset = images_config(args.images, pipeline)
+    set_schedule(cfg, args, choices)
+
+    # The images have no labels, so there is nothing to validate with.
+    for name in ("val", "test"):
+        for part in ("cfg", "dataloader", "evaluator"):
+            cfg[f"{name}_{part}"] = None
+    # The recipe's k-NN is of ImageNet's images.
+    checks = [hook for hook in cfg.custom_hooks if type_name(hook.type) != "KNNProbeHook"]
+    cfg.custom_hooks = [*checks, dict(type="mapet_mm.ProgressHook")]
+    kept = {*signature(Runner).parameters, "custom_hooks", EXPORTS}
+    pretraining = Config({name: value for name, value in cfg.items() if name in kept})
+    if args.run.held_out:
+        leave_out(pretraining, args.run)
+    if choices.stores_squares:
+        train_on_squares(pretraining, load_square, choices, args.run)
+    return pretraining
+
+
+def take_network(cfg: Config, args: PretrainOptions, choices: Choices) -> list[dict[str, Any]]:
+    """Give a recipe the network that was chosen; returns the steps that make a square of an image."""
     load_square = [dict(step) for step in cfg.load_square]
     load_square[1]["scale"] = choices.side
     if choices.start and choices.start.network:
-        take_network(cfg, choices.start)
+        take_start(cfg, choices.start)
         load_square = choices.start.images.pipeline[:-1]
     elif (choices.side, choices.grid) != (SIDE, GRID):
         take_size(cfg, choices)
     load_square = picture_pipeline(load_square, choices.look.load, choices.look.num_bands)
-    load_square = of_tiles(load_square, args.tiles)
+    return of_tiles(load_square, args.tiles)
+
+
+def take_start(cfg: Config, start: Start) -> None:
+    """Give a recipe the network of a start, and its images' mean and standard deviation."""
+    width = start.vit.sizes["embed_dims"]
+    options = dict(objective="mapet", drop_path_rate=cfg.model.backbone.drop_path_rate)
+    if "neck" in cfg.model:  # VisibleMIM's predictor, with heads of 64 dimensions if the width allows it
+        cfg.model.neck.embed_dims = width
+        cfg.model.neck.num_heads = width // math.gcd(width, 64)
+        options["objective"] = "context"
+        # As in the recipes, half of the patches are seen.
+        options["cutting_point"] = start.vit.sizes["num_extra_tokens"] + start.grid**2 // 2
+    cfg.model.backbone = {**start.network, **options}
+    cfg.model.head.embed_dims = width
+    for name in ("mean", "std"):
+        cfg.data_preprocessor[name] = [255 * value for value in getattr(start.images, name)]
+    cfg[EXPORTS] = asdict(start.vit)
+
+
+def take_size(cfg: Config, choices: Choices) -> None:
+    """Give a recipe's own ViT another size of images and patches, with the same share of them as context."""
+    backbone = cfg.model.backbone
+    backbone.img_size = choices.side
+    backbone.patch_size = choices.side // choices.grid
+    num_context = context_patches(choices.grid, cfg.model.head.embed_dims)
+    if "neck" in cfg.model:  # VisibleMIM's, half of the patches
+        num_context = choices.grid**2 // 2
+    backbone.cutting_point = 1 + num_context
+
+
+def take_bands(cfg: Config, load_square: list, args: PretrainOptions, choices: Choices) -> None:
+    """Give a recipe a network of the images' bands, normalised by what is measured, and their jitter."""
+    paths = [str(args.images / name) for name in choices.labels.names]
+    mean, std = measured_statistics(load_square, paths)
+    jitter = {name: cfg.color_jitter[name] for name in ("brightness", "contrast")}
+    cfg.data_preprocessor.update(mean=mean, std=std, to_rgb=False, color_jitter=jitter)
+    cfg.model.backbone.in_channels = choices.look.num_bands
+    if choices.start and choices.start.vit:
+        shares = [[value / 255 for value in values] for values in (mean, std)]
+        cfg[EXPORTS] = asdict(choices.start.vit.with_bands(*shares))
+
+
+def set_schedule(cfg: Config, args: PretrainOptions, choices: Choices) -> None:
+    """Give a recipe the numbers of this training: epochs, images of a step, rates, seed."""
     total = args.batch_size * process_count(args)
-    rate, decay = learning_rates(args, total, continues=choices.start is not None)
+    # Both rates are meant for a number of images: Adam's goes with its square root.
+    if choices.start:
+        rate = CONTINUING_RATE * math.sqrt(total / CONTINUING_BATCH)
+        decay = CONTINUING_DECAY
+        share = 10  # of the epochs warms up: head and mask token are new, and their gradients reach the rest
+    else:
+        rate = PAPERS_RATE * math.sqrt(total / PAPERS_BATCH)
+        decay = 1.0
+        share = 30  # as the paper's ten of 300
+    if args.lr is not None:
+        rate = args.lr
+    if args.layer_decay is not None:
+        decay = args.layer_decay
     if decay < 1:
         cfg.optim_wrapper.paramwise_cfg = dict(layer_decay_rate=decay)
-    share = 30  # of the epochs, that warms up, as the paper's ten of 300
-    if choices.start:
-        share = 10  # the head and the mask token are new, and their first gradients reach trained layers
-    if args.train != "all":
-        cfg.model.train_backbone = args.train
+
     warm_up = min(max(1, args.epochs // share), args.epochs - 1)
-    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=TOKENS)
-    if args.teacher_images:  # the store has its names from there
-        load_tokens["data_root"] = str(args.images.absolute())
-    pipeline = [*load_square, cfg.color_jitter, load_tokens, cfg.pack]
-    if choices.look.num_bands != 3:
-        take_bands(cfg, load_square, args, choices)
-        pipeline.remove(cfg.color_jitter)
-    cfg.train_dataloader.dataset = images_config(args.images, pipeline)
     # In each iteration: the recipe's rate changes once an epoch, of which a folder may need only a few.
     unit = dict(by_epoch=True, convert_to_iter_based=True)
     warming = dict(type="LinearLR", start_factor=1e-6 / PAPERS_RATE, begin=0, end=warm_up, **unit)
     cooling = dict(
         type="CosineAnnealingLR", eta_min_ratio=1e-5 / PAPERS_RATE, begin=warm_up, end=args.epochs, **unit
     )
-    schedules = [warming, cooling] if warm_up else [cooling]
     init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
     cfg.merge_from_dict(
         {
@@ -243,7 +248,7 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
             "train_dataloader.drop_last": False,  # a folder may have fewer images than a batch
             "train_dataloader.persistent_workers": args.workers > 0,
             "train_cfg.max_epochs": args.epochs,
-            "param_scheduler": schedules,
+            "param_scheduler": [warming, cooling] if warm_up else [cooling],
             "optim_wrapper.optimizer.lr": float(f"{rate:.3g}"),
             "auto_scale_lr": dict(base_batch_size=total, processes=process_count(args)),  # see `share_batch`
             "default_hooks.logger.interval": 10,
@@ -252,35 +257,39 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
             "randomness.seed": args.seed,
         }
     )
-    # The images have no labels, so there is nothing to validate with.
-    for name in ("val", "test"):
-        for part in ("cfg", "dataloader", "evaluator"):
-            cfg[f"{name}_{part}"] = None
-    # The recipe's k-NN is of ImageNet's images.
-    checks = [hook for hook in cfg.custom_hooks if type_name(hook.type) != "KNNProbeHook"]
-    cfg.custom_hooks = [*checks, dict(type="mapet_mm.ProgressHook")]
-    kept = {*signature(Runner).parameters, "custom_hooks", EXPORTS}
-    pretraining = Config({name: value for name, value in cfg.items() if name in kept})
-    add_entries(pretraining, args.run)
-    if choices.stores_squares:
-        train_on_squares(pretraining, load_square, choices, args.run)
-    return pretraining
 
 
-def learning_rates(args: PretrainOptions, total: int, continues: bool) -> tuple[float, float]:
-    """The highest rate and the layer decay: as asked for, else those that suit a step of `total` images."""
-    # Both rates are meant for a number of images: Adam's goes with its square root.
-    if continues:
-        rate = CONTINUING_RATE * math.sqrt(total / CONTINUING_BATCH)
-        decay = CONTINUING_DECAY
-    else:
-        rate = PAPERS_RATE * math.sqrt(total / PAPERS_BATCH)
-        decay = 1.0
-    if args.lr is not None:
-        rate = args.lr
-    if args.layer_decay is not None:
-        decay = args.layer_decay
-    return rate, decay
+def leave_out(cfg: Config, run: Run) -> None:
+    """Let a config train without the held-out images and validate on them, and name the verdict's images."""
+    loader = cfg.train_dataloader
+    dataset = loader.dataset.to_dict()
+    steps = [step for step in dataset["pipeline"] if type_name(step["type"]) != "ColorJitter"]
+    plain = [step for step in steps[:-1] if type_name(step["type"]) != "LoadTokenGrid"]
+    plain.append(dict(type="PackInputs"))
+    loader.dataset.ann_file = TRAINED
+    options = {key: loader[key] for key in ("batch_size", "num_workers", "persistent_workers")}
+
+    # Validate: token accuracy.
+    interval = max(1, cfg.train_cfg.max_epochs // PROBES)
+    cfg.train_cfg.val_interval = interval
+    cfg.val_cfg = dict()
+    cfg.val_evaluator = dict(type="mapet_mm.TokenAccuracy")
+    ordered = dict(type="DefaultSampler", shuffle=False)
+    held_out = dict(dataset, ann_file=HELD_OUT, pipeline=steps)
+    cfg.val_dataloader = dict(options, sampler=ordered, dataset=held_out)
+
+    # The images of the verdict, and k-NN on some of them during the training.
+    sets = image_sets(dict(options, dataset=dict(dataset, pipeline=plain)), run, (VOTING, TESTED), GROUPS)
+    cfg[SECTION] = sets
+    num_voting = len(read_lines(run / VOTING))
+    if num_voting:
+        num_trained = len(read_lines(run / TRAINED))
+        probe: dict[str, Any] = dict(type="mapet_mm.KNNProbeHook", interval=interval)
+        probe["k"] = suiting_k(num_voting)
+        probe["most_images"] = max(FEWEST_VOTING, min(MOST_PROBED, num_trained * interval // 20))
+        for name in ("train", "val"):
+            probe[f"{name}_dataloader"] = sets[name]
+        cfg.custom_hooks = [*cfg.custom_hooks, probe]
 
 
 def train_on_squares(pretraining: Config, load_square: list, choices: Choices, run: Run) -> None:
@@ -301,43 +310,3 @@ def train_on_squares(pretraining: Config, load_square: list, choices: Choices, r
             pretraining.data_preprocessor.color_jitter = options
     else:
         loader.dataset.pipeline = [*jitter, following[-1]]
-
-
-def take_size(cfg: Config, choices: Choices) -> None:
-    """Give a recipe's own ViT another size of images and patches, with the same share of them as context."""
-    backbone = cfg.model.backbone
-    backbone.img_size = choices.side
-    backbone.patch_size = choices.side // choices.grid
-    num_context = context_patches(choices.grid, cfg.model.head.embed_dims)
-    if "neck" in cfg.model:  # VisibleMIM's, half of the patches
-        num_context = choices.grid**2 // 2
-    backbone.cutting_point = 1 + num_context
-
-
-def take_bands(cfg: Config, load_square: list, args: PretrainOptions, choices: Choices) -> None:
-    """Give a recipe a network of the images' bands, normalised by what is measured, and their jitter."""
-    paths = [str(args.images / name) for name in choices.names]
-    mean, std = measured_statistics(load_square, paths)
-    jitter = {name: cfg.color_jitter[name] for name in ("brightness", "contrast")}
-    cfg.data_preprocessor.update(mean=mean, std=std, to_rgb=False, color_jitter=jitter)
-    cfg.model.backbone.in_channels = choices.look.num_bands
-    if choices.start and choices.start.vit:
-        shares = [[value / 255 for value in values] for values in (mean, std)]
-        cfg[EXPORTS] = asdict(choices.start.vit.with_bands(*shares))
-
-
-def take_network(cfg: Config, start: Start) -> None:
-    """Give a recipe the network of a start, and its images' mean and standard deviation."""
-    width = start.vit.sizes["embed_dims"]
-    options = dict(objective="mapet", drop_path_rate=cfg.model.backbone.drop_path_rate)
-    if "neck" in cfg.model:  # VisibleMIM's predictor, with heads of 64 dimensions if the width allows it
-        cfg.model.neck.embed_dims = width
-        cfg.model.neck.num_heads = width // math.gcd(width, 64)
-        options["objective"] = "context"
-        # As in the recipes, half of the patches are seen.
-        options["cutting_point"] = start.vit.sizes["num_extra_tokens"] + start.grid**2 // 2
-    cfg.model.backbone = {**start.network, **options}
-    cfg.model.head.embed_dims = width
-    for name in ("mean", "std"):
-        cfg.data_preprocessor[name] = [255 * value for value in getattr(start.images, name)]
-    cfg[EXPORTS] = asdict(start.vit)

@@ -11,21 +11,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mapet_mm.cli.finetuning.options import FinetuneOptions
-from mapet_mm.cli.stages import Stage, claim, run_job, run_stages
-from mapet_mm.utils.commands import tool_command
+from mapet_mm.cli.stages import Stage, claim, run_job, run_stages, stage_of
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.options import parse_options
 
-if TYPE_CHECKING:
-    from mapet_mm.cli.finetuning.labels import Labels
-
 RESULTS = "result.json"
-METRICS = {"images": ("Accuracy", "top-1 (%)"), "masks": ("IoUMetric", "mIoU (%)")}
 
 
 def parse_args(arguments: Sequence[str]) -> FinetuneOptions:
@@ -40,46 +34,37 @@ def main(arguments: Sequence[str]) -> None:
 
 def finetune(args: FinetuneOptions) -> None:
     """The whole job."""
+    for folder in [args.run, *filter(None, [args.images]), *(args.masks or ())]:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder")
     from mmengine.logging import MMLogger
 
+    from mapet_mm.cli.finetuning.labels import look
     from mapet_mm.cli.finetuning.pretrained import read_run
     from mapet_mm.cli.finetuning.recipe import write_recipe
     from mapet_mm.utils.dist import run_alone
     from mapet_mm.utils.gpus import require_usable_gpu
     from mapet_mm.utils.identity import digest, require_settings
-    from mapet_mm.utils.run_folder import Run
+    from mapet_mm.utils.loader_workers import usable_workers
 
-    for folder in [args.run, *filter(None, [args.images]), *(args.masks or ())]:
-        if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder")
     run_alone()
     require_usable_gpu()
+    usable_workers(args.workers, batch_bytes=lambda: 0)  # each loader looks at its own batches
     MMLogger.get_instance("finetune", log_level="WARNING")  # MMEngine logs what is loaded
-    held = claim(args.out)
-    if held is None:
-        raise UserError(f"{args.out}: another `mapet-mm finetune` is at work there")
-
-    with held:  # also kept by the processes that it starts, until they have ended
-        pretrained = read_run(Run(args.run))
+    with claim(
+        args.out, "finetune"
+    ) as held:  # also kept by the processes that it starts, until they have ended
+        pretrained = read_run(args)
         labels = look(args, pretrained.load_image)
         print("\n".join(labels.words), flush=True)
-        settings = {**args.recorded(), "labels": digest(labels.lists())}
+        settings = {**args.recorded(), "labels": digest(labels.lists)}
         require_settings(args.out, settings, "fine-tuning", "take another --out")
         write_recipe(args, labels, pretrained)
         starts = args.compared(pretrained.weights)
-        print(cost_of(args, len(labels.split.train), starts), flush=True)
+        print(cost_of(args, len(labels.split.trained), starts), flush=True)
         run_stages(stages(args, starts), args.out, held)
-        compare(args, starts, labels.val_groups())
+        compare(args, starts, labels.val_groups)
     print(next_step(args))
-
-
-def look(args: FinetuneOptions, load_image: dict) -> Labels:
-    """Look at the labels, and hold a part out."""
-    from mapet_mm.cli.finetuning.labels import look_at_images, look_at_masks
-
-    if args.images is not None:
-        return look_at_images(args.images, args.groups, args.seed)
-    return look_at_masks(*args.masks, args.ignore, args.groups, args.seed, load_image)
 
 
 def cost_of(args: FinetuneOptions, num_train: int, starts: Sequence[str]) -> str:
@@ -95,43 +80,24 @@ def cost_of(args: FinetuneOptions, num_train: int, starts: Sequence[str]) -> str
 
 
 def stages(args: FinetuneOptions, starts: Sequence[str]) -> list[Stage]:
-    """The trainings and their tests; each finds what it has done before."""
+    """The trainings and their tests, which write what each image adds; each finds what it has done before."""
     from mapet_mm.cli.finetuning.recipe import CONFIGS, FOLDERS
 
+    metric = "Accuracy" if args.images else "IoUMetric"
     out = args.out.absolute()
     made = []
     for start in starts:
         config = out / CONFIGS[start]
         folder = out / FOLDERS[start]
-        made.append(_stage(f"training from {start}", args, "train", config, "--work-dir", folder))
-        if not sums_file(args, start).exists():
-            options = _keeping_each_image(args, sums_file(args, start))
-            checkpoint = folder / f"epoch_{args.epochs}.pth"
-            made.append(
-                _stage(
-                    f"test from {start}",
-                    args,
-                    *("test", config, checkpoint, "--work-dir", folder, "--cfg-options", *options),
-                )
-            )
+        work_dir = ("--work-dir", folder)
+        made.append(stage_of(f"training from {start}", args.processes, "train", config, *work_dir))
+        sums = sums_file(args, start)
+        if not sums.exists():
+            evaluator = dict(type="mapet_mm.ByImage", metric=metric, file=sums)
+            options = [f"test_evaluator.{name}={value}" for name, value in evaluator.items()]
+            words = (folder / f"epoch_{args.epochs}.pth", *work_dir, "--cfg-options", *options)
+            made.append(stage_of(f"test from {start}", args.processes, "test", config, *words))
     return made
-
-
-def _stage(title: str, args: FinetuneOptions, tool: str, *arguments: str | Path) -> Stage:
-    words = [str(argument) for argument in arguments]
-    several = ["--processes", str(args.processes)] if args.processes > 1 else []
-    shown = shlex.join(["mapet-mm", *several, tool, *words])
-    return Stage(title, tool_command(tool, words, args.processes), shown)
-
-
-def _keeping_each_image(args: FinetuneOptions, file: Path) -> list[str]:
-    """The options of a test that writes what each image adds to its figure."""
-    metric, _ = METRICS["images" if args.images else "masks"]
-    return [
-        "test_evaluator.type=mapet_mm.ByImage",
-        f"test_evaluator.metric={metric}",
-        f"test_evaluator.file={file}",
-    ]
 
 
 def sums_file(args: FinetuneOptions, start: str) -> Path:
@@ -147,7 +113,7 @@ def compare(args: FinetuneOptions, starts: Sequence[str], groups: Sequence[str] 
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.tables import format_table
 
-    _, measure = METRICS["images" if args.images else "masks"]
+    measure = "top-1 (%)" if args.images else "mIoU (%)"
     sums = {start: np.load(sums_file(args, start)) for start in starts}
     verdict = judge_task(measure, sums, groups)
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")

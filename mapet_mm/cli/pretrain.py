@@ -8,27 +8,17 @@ can edit them and run the printed commands yourself, in RUN.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from mapet_mm.cli.options import EPOCHS, PretrainOptions
-from mapet_mm.cli.stages import Stage, claim, run_job, run_stages
-from mapet_mm.utils.atomic_files import replace_json
-from mapet_mm.utils.commands import loading_call, tool_command
+from mapet_mm.cli.stages import Stage, claim, run_job, run_stages, stage_of
+from mapet_mm.utils.commands import loading_call
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import (
-    digest_of_file,
-    file_digests,
-    file_of,
-    require_same_files,
-    require_settings,
-)
 from mapet_mm.utils.options import parse_options
-from mapet_mm.utils.run_folder import CHOOSING, IMAGES, INIT, PRETRAINING, TEACHER, TOKENIZER, Run
+from mapet_mm.utils.run_folder import CHOOSING, IMAGES, PRETRAINING, TOKENIZER, Run
 
 LIBRARIES = {"timm": "timm", "hf": "Hugging Face"}
 
@@ -47,7 +37,8 @@ def pretrain(args: PretrainOptions) -> None:
     """The whole job."""
     if not args.images.is_dir():
         raise UserError(f"{args.images} is not a folder of images")
-    from mapet_mm.cli.configs import lengthen, process_count, set_max_skipped, share_batch
+    from mapet_mm.cli.configs import process_count
+    from mapet_mm.cli.continuing import lengthen, set_max_skipped, share_batch
     from mapet_mm.utils.dist import run_alone
     from mapet_mm.utils.gpus import require_usable_gpu
     from mapet_mm.utils.loader_workers import usable_workers
@@ -55,11 +46,10 @@ def pretrain(args: PretrainOptions) -> None:
     run_alone()
     require_usable_gpu()  # what is chosen and written depends on it
     usable_workers(args.workers, batch_bytes=lambda: 0)  # each loader looks at its own batches
-    held = claim(args.out)
-    if held is None:
-        raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
 
-    with held:  # also kept by the processes that it starts, until they have ended
+    with claim(
+        args.out, "pretrain"
+    ) as held:  # also kept by the processes that it starts, until they have ended
         # More epochs than before are no other job: they lengthen the training that is there.
         run = args.run
         earlier = run.options
@@ -79,128 +69,30 @@ def pretrain(args: PretrainOptions) -> None:
     print(next_steps(run))
 
 
-def with_start(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the identity of the weights to start from, once RUN has these.
-
-    What lies in RUN counts; and the source, as long as it is there.
-    """
-    if not args.init:
-        return options
-    from mapet_mm.cli.starts import source_digest
-
-    recorded = args.run.options
-    source = source_digest(args.init)
-    if "start" in recorded:
-        before = recorded["start"]["source"]
-        if source is None or before is None:
-            source = before
-        elif source == before:  # wherever it lies now
-            options = {**options, "init": recorded["init"]}
-    return {**options, "start": dict(weights=digest_of_file(args.run / INIT), source=source)}
-
-
-def with_files(args: PretrainOptions, options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The options with digests of 64 of the images, and of the labels: their identity, wherever they lie.
-
-    Images and labels that are those of RUN's first start keep the path that they had then. A RUN from before
-    there were digests goes by the paths.
-
-    Raises:
-        UserError: images of RUN are missing or others, or the labels are.
-    """
-    recorded = args.run.options
-    files = recorded.get("files")
-    if not recorded:
-        labels = digest_of_file(args.labels) if args.labels else None
-        return {**options, "files": dict(images=file_digests(args.images, names), labels=labels)}
-    if files is None:
-        return options
-    if options.get("tiles") == recorded.get("tiles"):  # other tiles are named by `require_settings`
-        require_all(args, names)
-    remedy = "bring that one back, or take another --out"
-    is_same = require_same_files(files["images"], args.images, f"run `{args.out}`", remedy)
-    if is_same and args.teacher_images is None:
-        options = {**options, "images": recorded["images"]}
-    labels = files["labels"]
-    if labels and args.labels and args.labels.is_file():
-        if digest_of_file(args.labels) != labels:
-            raise UserError(
-                f"--labels {args.labels}: run `{args.out}` was made with other lines; take another --out"
-            )
-        options = {**options, "labels": recorded["labels"]}
-    return {**options, "files": files}
-
-
-def require_all(args: PretrainOptions, names: Sequence[str]) -> None:
-    """Raise UserError unless a folder has all images of RUN, but for those that could not be decoded."""
-    from mapet_mm.structures import TokenStore
-    from mapet_mm.structures.names import read_lines
-
-    if not (args.run / IMAGES).exists():  # the first start ended early
-        return
-    listed = read_lines(args.run / IMAGES)
-    missing = set(listed).difference(names)
-    if missing and args.run.tokens.exists():
-        missing.difference_update(TokenStore.open(args.run.tokens).skipped)
-    if missing:
-        raise UserError(
-            f"{args.images} lacks {len(missing)} of the {len(listed)} images of run `{args.out}`, such as "
-            f"{min(missing)}: bring them back, or take another --out"
-        )
-
-
-def require_same_teacher(args: PretrainOptions, names: Sequence[str]) -> None:
-    """Note the digests of the tokenizer's own images at the first start; later, refuse others.
-
-    Raises:
-        UserError: one is missing, or has changed since it was tokenised.
-    """
-    if args.teacher_images is None:
-        return
-    names = list(dict.fromkeys(map(file_of, names)))
-    paths = [args.teacher_images / name for name in names]
-    missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
-    with ThreadPoolExecutor() as threads:
-        digests = {} if missing else dict(zip(names, threads.map(digest_of_file, paths), strict=True))
-    recorded = args.run / TEACHER
-    before = json.loads(recorded.read_text()) if recorded.exists() else digests
-    changed = missing or [name for name in names if digests[name] != before.get(name, digests[name])]
-    if changed:
-        raise UserError(
-            f"--teacher-images {args.teacher_images}: {len(changed)} images of run `{args.out}` are missing "
-            f"or have changed since they were tokenised, such as {changed[0]}: bring them back, or take "
-            "another --out"
-        )
-    replace_json(recorded, {**digests, **before})
-
-
 def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
     """Decide, and write the configs into RUN; or keep those that are there, if they are of these options.
 
     Returns:
-        The options with the identity of the weights to start from.
+        The options with the identity of the files and of the weights to start from.
     """
     from mapet_mm.cli.choices import choose, training_images
-    from mapet_mm.cli.configs import move_images, write_configs
-    from mapet_mm.cli.verdict import require_same_classes
+    from mapet_mm.cli.configs import write_configs
+    from mapet_mm.cli.continuing import move_images, require_same_classes, require_same_job
     from mapet_mm.structures.names import read_lines
 
     configs = [args.run / TOKENIZER, args.run / PRETRAINING]
     if not all(config.exists() for config in configs):
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
-        options = with_start(args, with_files(args, options, choices.names))
-        require_settings(args.out, options, "run", "take another --out")
-        require_same_teacher(args, choices.names)
+        names = choices.labels.names
+        options = require_same_job(args, options, names, names)
         write_configs(args, choices)
         return options
 
     require_same_classes(args, args.run.options)
     names, _ = training_images(args)
-    options = with_start(args, with_files(args, options, names))
-    require_settings(args.out, options, "run", "take another --out")
     listed = read_lines(args.run / IMAGES)
-    require_same_teacher(args, listed)
+    options = require_same_job(args, options, names, listed)
     print(f"going on with {' and '.join(map(str, configs))}", flush=True)
     if args.teacher_images is None:  # else both folders stay where they were
         moved = move_images(args.run, args.images)
@@ -220,33 +112,25 @@ def stages(args: PretrainOptions) -> list[Stage]:
     from mapet_mm.cli.configs import process_count
 
     run = Run(args.out.absolute())
-    checkpoint = run.checkpoint
+    processes = process_count(args)
+    cache = ("--cache", run / "features")
     retry = ["--retry-skipped"] if args.retry_skipped else []
-    commands = [
-        ("codebook", "fit-codebook", run / TOKENIZER),
-        ("tokens", "extract-tokens", run / TOKENIZER, *retry),
+    made = [
+        stage_of("codebook", processes, "fit-codebook", run / TOKENIZER),
+        stage_of("tokens", processes, "extract-tokens", run / TOKENIZER, *retry),
     ]
     if run.config.train_dataloader.dataset.type == "mapet_mm.StoredImages":
-        commands.append(("squares", "store-images", run / PRETRAINING))
-    commands.append(("pre-training", "train", run / PRETRAINING, "--work-dir", checkpoint.parent))
+        decoding = max(1, args.workers)  # it decodes in its own process
+        made.append(stage_of("squares", decoding, "store-images", run / PRETRAINING))
+    work_dir = ("--work-dir", run.work_dir)
+    made.append(stage_of("pre-training", processes, "train", run / PRETRAINING, *work_dir))
     if (run / CHOOSING).exists():
-        commands.append(("change", "choose-change", run, "--cache", run / "features"))
+        made.append(stage_of("change", 1, "choose-change", run, *cache))
     for library in run.libraries:
         title = f"for {LIBRARIES[library]}"
-        commands.append((title, "convert", "mm", library, run.result, run.export(library)))
+        made.append(stage_of(title, 1, "convert", "mm", library, run.result, run.export(library)))
     if run.held_out:
-        commands.append(("verdict", "verdict", run, "--cache", run / "features", "--out", run))
-    made = []
-    for title, tool, *arguments in commands:
-        words = [str(argument) for argument in arguments]
-        processes = process_count(args)
-        if tool in ("choose-change", "convert", "verdict"):
-            processes = 1
-        elif tool == "store-images":  # it decodes in its own process
-            processes = max(1, args.workers)
-        several = ["--processes", str(processes)] if processes > 1 else []
-        shown = shlex.join(["mapet-mm", *several, tool, *words])
-        made.append(Stage(title, tool_command(tool, words, processes), shown))
+        made.append(stage_of("verdict", 1, "verdict", run, *cache, "--out", run))
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from mapet_mm.utils.commands import STAGE
+from mapet_mm.utils.commands import STAGE, tool_command
 from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.utils.signals import listen
 
@@ -27,6 +28,14 @@ class Stage:
     title: str
     command: Sequence[str]
     shown: str  # as a user would type it there
+
+
+def stage_of(title: str, processes: int, tool: str, *arguments: str | Path) -> Stage:
+    """A stage that runs one of the package's tools, in so many processes."""
+    words = [str(argument) for argument in arguments]
+    several = ["--processes", str(processes)] if processes > 1 else []
+    shown = shlex.join(["mapet-mm", *several, tool, *words])
+    return Stage(title, tool_command(tool, words, processes), shown)
 
 
 def run_job(job: Callable[[], None]) -> None:
@@ -45,8 +54,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit(STOPPED)
 
 
-def claim(folder: Path) -> TextIO | None:
-    """Open a file that claims a folder until it is closed; None if it is claimed already."""
+def claim(folder: Path, command: str) -> TextIO:
+    """Open a file that claims a folder for a command until it is closed; UserError if another claims it."""
     from mapet_mm.utils.shared_work import has_locks
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +66,7 @@ def claim(folder: Path) -> TextIO | None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            return None
+            raise UserError(f"{folder}: another `mapet-mm {command}` is at work there") from None
     return file
 
 

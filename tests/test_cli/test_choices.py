@@ -105,7 +105,7 @@ def test_images_of_all_kinds_are_found_in_all_folders_as_the_dataset_finds_them(
     chosen = choose(options(tmp_path / "linked"))
     others = "other files, left out: 1 .heic, 1 .txt, 2 with a line break or no UTF-8 in their names"
     assert chosen.words[:2] == ["images: 3", others]
-    assert len(chosen.names) == 3
+    assert len(chosen.labels.names) == 3
 
 
 def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(photographs, capsys):
@@ -447,7 +447,7 @@ def test_a_run_from_before_there_were_digests_goes_by_the_path(photographs, plan
 
 def test_a_folder_has_one_process_at_work(photographs, planned):
     args = options(photographs)
-    with claim(args.out), pytest.raises(UserError, match="is at work"):
+    with claim(args.out, "pretrain"), pytest.raises(UserError, match="is at work"):
         pretrain(args)
     pretrain(args)
 

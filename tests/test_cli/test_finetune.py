@@ -18,16 +18,16 @@ from PIL import Image
 from starts import save_own_run, save_run
 
 from mapet_mm.cli import finetune
-from mapet_mm.cli.finetuning.labels import Labels, Split, split_images
+from mapet_mm.cli.finetuning.labels import LabelledImages, split_labelled
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.finetuning.pretrained import read_run
 from mapet_mm.cli.finetuning.recipe import write_recipe
 from mapet_mm.cli.stages import Stage
+from mapet_mm.datasets.labels import Labels, Split
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.options import OptionError
-from mapet_mm.utils.run_folder import Run
 from mapet_mm.weight_files import read_checkpoint, write_weights
 
 KINDS = ("dinov2 with registers", "dinov3", "eva02, swiglu")
@@ -161,11 +161,10 @@ def test_digits_are_classified_from_three_starts_and_compared(digits, tmp_path, 
 def test_images_are_mixed_from_a_thousand_labels_on(count, frozen, mixes, tmp_path):
     save_own_run(tmp_path)
     names = [f"{number % 2}/{number}.png" for number in range(count + 2)]
-    class_of = {name: name[0] for name in names}
-    labels = Labels(tmp_path, Split(names[:-2], names[-2:]), ["0", "1"], [], class_of)
+    labels = LabelledImages(tmp_path, Split(names[:-2], names[-2:]), ["0", "1"], {}, None, [])
     (tmp_path / "out").mkdir()
     args = options(tmp_path, tmp_path / "out", images=tmp_path, frozen=frozen)
-    write_recipe(args, labels, read_run(Run(tmp_path)))
+    write_recipe(args, labels, read_run(args))
     cfg = Config.fromfile(tmp_path / "out/finetune.py")
     assert ("augments" in cfg.model.get("train_cfg", {})) == mixes
     assert cfg.optim_wrapper.paramwise_cfg.layer_decay_rate == (1.0 if frozen else 0.75)
@@ -314,6 +313,52 @@ def test_the_config_is_accepted_by_the_librarys_own_train_tool(library, tmp_path
     assert Path("work/epoch_1.pth").is_file()
 
 
+def test_what_masks_cannot_change_is_refused_before_they_are_read(tmp_path):
+    """Too few images or layers, and groups that are none: the masks here could not be read."""
+    save_own_run(tmp_path)
+    write_squares(tmp_path / "i", [f"{number}.png" for number in range(5)])
+    write_squares(tmp_path / "m", [f"{number}.png" for number in range(5)])
+    masks = (tmp_path / "i", tmp_path / "m")
+    for given, message in (
+        (dict(processes=4), r"4 images to train on are too few for 4 processes.*add --processes 3"),
+        (dict(groups="gone.txt"), r"--groups gone.txt: FileNotFoundError"),
+        (dict(head="upernet"), r"UperNet takes four layers, and this ViT has 2: add --head linear"),
+        (dict(processes=3), r"[0-4]\.png. "),  # by a mask in colours
+    ):
+        with pytest.raises(UserError, match=message):
+            finetune.finetune(options(tmp_path, tmp_path / "out", masks=masks, **{"head": "linear", **given}))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["claim"]
+
+
+def test_classes_are_what_a_file_says(tmp_path, monkeypatch, capsys):
+    save_own_run(tmp_path)
+    names = [f"{number}.png" for number in range(10)]
+    write_squares(tmp_path / "i", names)
+    (tmp_path / "labels.txt").write_text("".join(f"{name}\t{'ab'[int(name[0]) % 2]}\n" for name in names))
+    monkeypatch.setattr(finetune, "run_stages", lambda *_: None)
+    monkeypatch.setattr(finetune, "compare", lambda *_: None)
+    labels = dict(images=tmp_path / "i", labels=tmp_path / "labels.txt")
+    finetune.finetune(options(tmp_path, tmp_path / "out", **labels))
+    assert "labels to train on, by class: a: 4, b: 4" in capsys.readouterr().out
+    lines = (tmp_path / "out/train.txt").read_text().splitlines()
+    assert all(int(line[0]) % 2 == int(line[-1]) for line in lines)
+    with pytest.raises(UserError, match=r"no folder per class \(--labels FILE names classes"):
+        finetune.finetune(options(tmp_path, tmp_path / "other", images=tmp_path / "i"))
+
+
+def test_images_are_read_as_the_pre_training_reads_them(tmp_path):
+    """Not as its tokenizer, which may see other bands or other photographs."""
+    save_own_run(tmp_path)
+    load = dict(type="mapet_mm.LoadPicture", range=(0, 4095), bands=[1, 2, 3, 4])
+    for name, step in (("pretrain.py", load), ("tokenizer.py", dict(load, bands=[1, 2, 3]))):
+        file = tmp_path / name
+        cfg = Config.fromfile(file) if file.exists() else Config(dict())
+        cfg.train_dataloader = dict(dataset=dict(pipeline=[step]))
+        cfg.dataset = [dict(pipeline=[step])]
+        cfg.dump(file)
+    assert read_run(options(tmp_path, tmp_path / "out", images="i")).load_image["bands"] == [1, 2, 3, 4]
+
+
 def test_weights_of_another_network_are_refused_before_anything_is_made(tmp_path):
     save_own_run(tmp_path)
     write_squares(tmp_path / "i", ["bright/1.png", "dark/1.png"])
@@ -332,16 +377,16 @@ def test_nothing_near_what_is_measured_on_is_trained_on(tmp_path):
     ]
     write_squares(tmp_path, names)
     (tmp_path / "train/dark/2.png").write_bytes((tmp_path / "val/dark/1.png").read_bytes())
-    split = split_images(names, tmp_path, None, None, seed=0)
-    assert split.val == names[4:]
-    assert split.train == [name for name in names[:4] if name != "train/dark/2.png"]
-    assert split.words[1] == "images to train on that are copies of held-out images, left out: 1 of 4"
+    split, words = split_labelled(Labels(names), tmp_path, seed=0)
+    assert split.held_out == names[4:]
+    assert split.trained == [name for name in names[:4] if name != "train/dark/2.png"]
+    assert words[1] == "images to train on that are copies of held-out images, left out: 1 of 4"
 
     groups = {name: name[-5] for name in names}
     groups["val/dark/1.png"] = groups["val/bright/1.png"] = "2"
-    split = split_images(names, tmp_path, None, groups, seed=0)
-    assert split.train == ["train/bright/1.png", "train/dark/1.png"]
-    assert "of groups that are held out (`2`), left out: 2 of 4" in split.words[1]
+    split, words = split_labelled(Labels(names, groups=groups), tmp_path, seed=0)
+    assert split.trained == ["train/bright/1.png", "train/dark/1.png"]
+    assert "of groups that are held out (`2`), left out: 2 of 4" in words[1]
 
 
 def test_copies_and_groups_stay_on_one_side(tmp_path):
@@ -350,16 +395,16 @@ def test_copies_and_groups_stay_on_one_side(tmp_path):
     for i in range(10):
         (tmp_path / f"dark/{i + 10}.png").write_bytes((tmp_path / f"dark/{i}.png").read_bytes())
     classes = {name: name.partition("/")[0] for name in names}
-    split = split_images(names, tmp_path, classes, None, seed=0)
-    assert sorted(split.train + split.val) == sorted(names)
-    assert 6 <= len(split.val) <= 10
+    split, _ = split_labelled(Labels(names, classes), tmp_path, seed=0)
+    assert sorted(split.trained + split.held_out) == sorted(names)
+    assert 6 <= len(split.held_out) <= 10
     for i in range(10):
-        assert (f"dark/{i}.png" in split.val) == (f"dark/{i + 10}.png" in split.val)
-    assert {classes[name] for name in split.val} == {"bright", "dark"}
+        assert (f"dark/{i}.png" in split.held_out) == (f"dark/{i + 10}.png" in split.held_out)
+    assert {classes[name] for name in split.held_out} == {"bright", "dark"}
     # Of three recordings, all larger than a fifth, one is held out.
     groups = {name: str(index * 3 // 40) for index, name in enumerate(names)}
-    held_out = {groups[name] for name in split_images(names, tmp_path, None, groups, seed=0).val}
-    assert len(held_out) == 1
+    split, _ = split_labelled(Labels(names, groups=groups), tmp_path, seed=0)
+    assert len({groups[name] for name in split.held_out}) == 1
 
 
 @pytest.mark.parametrize(
@@ -369,6 +414,8 @@ def test_copies_and_groups_stay_on_one_side(tmp_path):
         (dict(images="i", masks=("i", "m")), "either --images"),
         (dict(images="i", ignore="11"), "--ignore is about"),
         (dict(images="i", head="linear"), "--head is of a segmentation"),
+        (dict(masks=("i", "m"), labels="l.txt"), "about the classes of --images"),
+        (dict(images="i", labels="l.txt", class_level=1), "--labels and --class-level exclude each other"),
         (dict(masks=("i", "m"), ignore="256"), "--ignore must be numbers of 0 to 255, such as 255,11"),
     ],
 )

@@ -20,8 +20,8 @@ from scipy import stats
 from starts import save_timm
 
 from mapet_mm.cli import pretrain as command
+from mapet_mm.cli.held_out import choice_words
 from mapet_mm.cli.pretrain import parse_args, pretrain
-from mapet_mm.cli.verdict import choice_words
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.run_folder import INIT
 from mapet_mm.visualization import report as pages

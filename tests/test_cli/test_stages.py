@@ -23,7 +23,7 @@ def stage(title: str, code: str) -> Stage:
 
 
 def run(folder: Path, *made: Stage) -> None:
-    with claim(folder) as held:
+    with claim(folder, "pretrain") as held:
         run_stages(made, folder, held)
 
 
@@ -74,7 +74,8 @@ def test_a_signal_is_passed_on_and_the_stage_saves(number, tmp_path, capfd):
     def tell() -> None:
         while not (tmp_path / "started").exists():
             time.sleep(0.05)
-        assert claim(tmp_path) is None
+        with pytest.raises(UserError, match="another `mapet-mm pretrain` is at work"):
+            claim(tmp_path, "pretrain")
         os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=tell)
@@ -84,7 +85,7 @@ def test_a_signal_is_passed_on_and_the_stage_saves(number, tmp_path, capfd):
     thread.join()
     assert ended.value.code == 75
     assert capfd.readouterr().out.splitlines()[-1] == "saved iter_7.pth"
-    claim(tmp_path).close()  # nothing is at work any more
+    claim(tmp_path, "pretrain").close()  # nothing is at work any more
 
 
 def test_a_stage_that_dies_of_the_signal_that_was_passed_on_is_no_failure(tmp_path, capfd):

@@ -96,7 +96,7 @@ def test_a_file_system_without_locks_is_written_to_and_said_once(number, tmp_pat
         store.write([0], [[[3]]])
         store.write([1], [[[4]]])
         assert len(extend_store(tmp_path / "store", ["c"])) == 3
-        with claimed_work_dir(str(tmp_path / "work")), claim(tmp_path / "run"):
+        with claimed_work_dir(str(tmp_path / "work")), claim(tmp_path / "run", "pretrain"):
             assert store["b"].item() == 4
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" is on a file system without locks")[0] for line in lines] == [

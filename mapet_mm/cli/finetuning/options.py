@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from mapet_mm.cli.options import CLASS_LEVEL, GROUPS
+from mapet_mm.utils.commands import CLASS_LEVEL_DEFAULT, GROUPS_WORDS, class_level_words, labels_words
 from mapet_mm.utils.identity import canonical
 from mapet_mm.utils.options import (
     COUNT,
     FLAG,
     PATH,
     SEED,
-    TEXT,
     WORKERS,
     Kind,
     Option,
@@ -69,17 +70,15 @@ class FinetuneOptions(Options):
         ),
     ] = None
     epochs: Annotated[int, Option(COUNT, "passes over the labelled images", recorded="always")] = 50
-    groups: Annotated[
-        str | None,
-        Option(
-            TEXT,
-            "images that belong together, as a patient's or a clip's, and are held out together: the folders "
-            "at this level, 1 for those directly in the folder of images; or a file of lines `name group`",
-            "",
-            "LEVEL|FILE",
-            recorded="always",
-        ),
+    # What these two say is in the lists of images, of which OUT keeps the digest.
+    labels: Annotated[
+        Path | None, Option(PATH, labels_words("of --images"), "", "FILE", recorded="never")
     ] = None
+    class_level: Annotated[
+        int | None,
+        Option(CLASS_LEVEL, class_level_words("of --images"), CLASS_LEVEL_DEFAULT, recorded="never"),
+    ] = None
+    groups: Annotated[str | None, Option(GROUPS, GROUPS_WORDS, recorded="always")] = None
     head: Annotated[
         str | None,
         Option(
@@ -117,6 +116,10 @@ class FinetuneOptions(Options):
         super().__post_init__()
         if (self.images is None) == (self.masks is None):
             raise OptionError("name labels: either --images FOLDER or --masks IMAGES MASKS")
+        if self.masks is not None and (self.labels or self.class_level is not None):
+            raise OptionError("--labels and --class-level are about the classes of --images")
+        if self.labels and self.class_level is not None:
+            raise OptionError("--labels and --class-level exclude each other")
         if self.images is not None and self.ignore is not None:
             raise OptionError("--ignore is about the values of --masks")
         if self.images is not None and self.head is not None:

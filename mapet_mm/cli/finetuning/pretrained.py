@@ -10,19 +10,20 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
+from mapet_mm.cli.finetuning.options import FinetuneOptions
+from mapet_mm.datasets.look import load_in_training
 from mapet_mm.evaluation.models import RANDOM
 from mapet_mm.evaluation.verdict import RESULT, START
 from mapet_mm.models.backbones.timm_weights import read_source
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.config import pretrained_entries, read_config
+from mapet_mm.utils.config import pretrained_entries
 from mapet_mm.utils.errors import UserError, listed, reason_of
-from mapet_mm.utils.run_folder import EXPORTS, PRETRAINING, TOKENIZER, Run
+from mapet_mm.utils.run_folder import EXPORTS, PRETRAINING, Run
 from mapet_mm.weight_files import read_weights
 
 PREFIX = "backbone."
 SIZES = ("arch", "patch_size", "in_channels", "layer_scale_init_value", "with_cls_token")  # of MaPeTViT
 NEW = ("ln2.",)  # of MaPeTViT: norms the mean of the patches, which a pre-training does not
-PLAIN_LOADING = dict(type="LoadImageFromFile")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Pretrained:
         mean: of the images' channels, 0 to 255.
         std: likewise.
         load_image: the pipeline's step that reads an image.
+        out_indices: the layers whose maps a segmentation's head takes.
     """
 
     backbone: dict[str, Any]
@@ -50,14 +52,17 @@ class Pretrained:
     mean: list[float]
     std: list[float]
     load_image: dict[str, Any]
+    out_indices: list[int]
 
 
-def read_run(run: Run) -> Pretrained:
+def read_run(args: FinetuneOptions) -> Pretrained:
     """What a RUN is fine-tuned from; its weights are loaded once, to see that they are the network's.
 
     Raises:
-        UserError: the folder is no RUN, or has no whole epoch yet, or weights of another network.
+        UserError: the folder is no RUN, or has no whole epoch yet, or weights of another network; or too few
+            layers for a segmentation's head.
     """
+    run = Run(args.run)
     if not run.exists:
         raise UserError(f"{run} is no RUN: it has no {PRETRAINING}, which `mapet-mm pretrain` writes")
     cfg = run.config
@@ -72,37 +77,39 @@ def read_run(run: Run) -> Pretrained:
         sizes = {name: trained[name] for name in SIZES if name in trained}
         backbone = dict(type="mapet_mm.MaPeTViT", **Config(sizes).to_dict())
     side = side if isinstance(side, int) else min(side)
-    weights = {RESULT: _weights_of(checkpoint)}
-    starts = [entry.checkpoint for _, entry in pretrained_entries(cfg.model.backbone)]
-    if starts:
-        weights[START] = _weights_of((run / starts[0]).absolute())
+    files = {RESULT: checkpoint}
+    for _, entry in pretrained_entries(cfg.model.backbone):
+        files[START] = (run / entry.checkpoint).absolute()
+    weights: dict[str, dict[str, Any] | None] = {}
+    for start, file in files.items():
+        vit = _load(backbone, side, file)
+        weights[start] = dict(type="Pretrained", checkpoint=str(file), prefix=PREFIX)
     weights[RANDOM] = None
-    for init_cfg in filter(None, weights.values()):
-        vit = _require_weights(backbone, side, init_cfg)
+    depth = len(vit.layers)
+    out_indices = [depth - 1]
+    if args.masks and args.decoder == "upernet":  # four layers, evenly spaced; of 12, 2, 5, 8 and 11
+        if depth < 4:
+            raise UserError(f"UperNet takes four layers, and this ViT has {depth}: add --head linear")
+        out_indices = [depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+    load_image = load_in_training(cfg) or dict(type="LoadImageFromFile")
     patch = vit.patch_embed.projection if hasattr(vit, "patch_embed") else vit.timm_model.patch_embed.proj
-    preprocessor = cfg.data_preprocessor
     return Pretrained(
         backbone=backbone,
         weights=weights,
         side=side,
         patch=max(patch.kernel_size),
         width=vit.embed_dims,
-        depth=len(vit.layers),
-        mean=[round(value, 3) for value in preprocessor.mean],
-        std=[round(value, 3) for value in preprocessor.std],
-        load_image=_loading_step(run),
+        depth=depth,
+        mean=[round(value, 3) for value in cfg.data_preprocessor.mean],
+        std=[round(value, 3) for value in cfg.data_preprocessor.std],
+        load_image=Config(load_image).to_dict(),
+        out_indices=out_indices,
     )
 
 
-def _weights_of(checkpoint: Path) -> dict[str, Any]:
-    """The `init_cfg` of a pre-training's checkpoint."""
-    return dict(type="Pretrained", checkpoint=str(checkpoint), prefix=PREFIX)
-
-
-def _require_weights(backbone: Mapping[str, Any], side: int, init_cfg: Mapping[str, Any]) -> nn.Module:
-    """Build the backbone, and load its weights to try; UserError unless the file has all of them."""
+def _load(backbone: Mapping[str, Any], side: int, file: Path) -> nn.Module:
+    """The backbone with the weights of a checkpoint; UserError unless the file has all of them."""
     vit = MODELS.build(dict(backbone, img_size=side))
-    file = init_cfg["checkpoint"]
     saved = read_weights(file)
     weights = {name.removeprefix(PREFIX): v for name, v in saved.items() if name.startswith(PREFIX)}
     own = [name for name in vit.state_dict() if not name.startswith(NEW)]
@@ -117,11 +124,3 @@ def _require_weights(backbone: Mapping[str, Any], side: int, init_cfg: Mapping[s
     except RuntimeError as error:  # of another shape
         raise UserError(f"{file}: {reason_of(error)}") from error
     return vit
-
-
-def _loading_step(run: Run) -> dict[str, Any]:
-    """The step by which RUN reads an image."""
-    if not (run / TOKENIZER).is_file():
-        return PLAIN_LOADING
-    dataset, *_ = read_config(run / TOKENIZER).dataset
-    return Config(dataset.pipeline[0]).to_dict()

@@ -6,16 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mapet_mm.cli.finetuning.labels import PARTS, Labels, short_side
+from mapet_mm.cli.finetuning.labels import LabelledImages
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.finetuning.pretrained import Pretrained
+from mapet_mm.datasets.pictures import look_at_path, size_of, spread
 from mapet_mm.evaluation.models import RANDOM
 from mapet_mm.evaluation.verdict import RESULT, START
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import as_python
-from mapet_mm.utils.errors import UserError
 
 CONFIG = "finetune.py"
 # Configs and folders of the trainings, by what they start from.
@@ -46,9 +47,9 @@ SCHEDULES = {  # of classifiers and segmentors, wholly trained and frozen
 }
 
 
-def write_recipe(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> None:
+def write_recipe(args: FinetuneOptions, labels: LabelledImages, pretrained: Pretrained) -> None:
     """Write the lists of images and the configs; configs that exist are kept."""
-    for file, lines in labels.lists().items():
+    for file, lines in labels.lists.items():
         replace_file(args.out / file, "\n".join(lines).encode())
     for start in args.compared(pretrained.weights):
         path = args.out / CONFIGS[start]
@@ -56,7 +57,7 @@ def write_recipe(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) 
             replace_file(path, _text(args, labels, pretrained, start).encode())
 
 
-def _text(args: FinetuneOptions, labels: Labels, pretrained: Pretrained, start: str) -> str:
+def _text(args: FinetuneOptions, labels: LabelledImages, pretrained: Pretrained, start: str) -> str:
     """The config of a training."""
     if start == RESULT:
         return _config(args, labels, pretrained)
@@ -75,10 +76,10 @@ def _text(args: FinetuneOptions, labels: Labels, pretrained: Pretrained, start: 
     )
 
 
-def _config(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> str:
+def _config(args: FinetuneOptions, labels: LabelledImages, pretrained: Pretrained) -> str:
     """The config of the training from the pre-training's weights."""
     kind = "images" if labels.masks is None else "masks"
-    num_train = len(labels.split.train)
+    num_train = len(labels.split.trained)
     schedule = SCHEDULES[kind, args.frozen]
     of_step = min(schedule.batch_size, max(2, num_train // schedule.least))
     batch_size = max(2, of_step // args.processes)  # BatchNorm takes no batch of one image
@@ -89,7 +90,7 @@ def _config(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> st
         how_trained = f"frozen_stages={pretrained.depth}"
     values = dict(
         vars(pretrained),
-        images=str(labels.images.absolute()),
+        images=str(labels.folder.absolute()),
         classes=labels.classes,
         init_cfg=pretrained.weights[RESULT],
         num_train=num_train,
@@ -123,23 +124,19 @@ def _config(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> st
     return environment.get_template(template).render(values)
 
 
-def _of_masks(args: FinetuneOptions, labels: Labels, pretrained: Pretrained) -> dict[str, Any]:
+def _of_masks(args: FinetuneOptions, labels: LabelledImages, pretrained: Pretrained) -> dict[str, Any]:
     """What the config of a segmentor has besides."""
-    depth = pretrained.depth
-    indices = [depth - 1]
-    if args.decoder == "upernet":  # four layers, evenly spaced; of a ViT of 12, 2, 5, 8 and 11
-        if depth < 4:
-            raise UserError(f"UperNet takes four layers, and this ViT has {depth}: add --head linear")
-        indices = [depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+    paths = [str(labels.folder / name) for name in labels.split.trained]
+    looked_at = [paths[index] for index in spread(len(paths))]
+    short_side = int(np.median([min(size_of(path, look_at_path(path))) for path in looked_at]))
     multiple = 2 * pretrained.patch
-    side = min(LARGEST_SIDE, short_side(labels)) // multiple * multiple
+    side = min(LARGEST_SIDE, short_side) // multiple * multiple
     return dict(
-        masks=str(labels.masks.absolute()),
-        masked_images={part: labels.masked_images(part) for part in PARTS},
-        steps=labels.mask_classes.steps,
-        reduces_zero=labels.mask_classes.reduces_zero,
+        masks=str(labels.masks.folder.absolute()),
+        masked_images=labels.masks.parts,
+        steps=labels.masks.classes.steps,
+        reduces_zero=labels.masks.classes.reduces_zero,
         side=max(side, 2 * multiple),
         head=args.decoder,
         norm="SyncBN" if args.processes > 1 else "BN",  # the same statistics in all processes
-        out_indices=indices,
     )

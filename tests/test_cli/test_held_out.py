@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 
-from mapet_mm.cli import verdict
-from mapet_mm.cli.options import PretrainOptions
-from mapet_mm.cli.verdict import (
-    add_entries,
+from mapet_mm.cli import held_out
+from mapet_mm.cli.configs import leave_out
+from mapet_mm.cli.continuing import require_same_classes
+from mapet_mm.cli.held_out import (
+    draw_held_out,
     drop_skipped,
-    hold_out,
-    require_same_classes,
     voting_images,
     with_other_classes,
     write_lists,
 )
-from mapet_mm.datasets.classes import classes_of
+from mapet_mm.cli.options import PretrainOptions
+from mapet_mm.datasets.labels import Labels, labels_of
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.run_folder import OTHER_TESTED, OTHER_VOTING, Run
+from mapet_mm.utils.run_folder import HELD_OUT, OTHER_TESTED, OTHER_VOTING, TESTED, TRAINED, VOTING, Run
 
 COUNTS = {"a": 100, "b c": 40, "d": 3}
 
@@ -39,13 +39,13 @@ def folder(name: str) -> str:
 
 
 def test_a_tenth_of_each_class_is_held_out_by_seed(monkeypatch):
-    classes, _ = classes_of(None, NAMES)
-    held_out = hold_out(NAMES, classes, seed=0)
-    assert Counter(map(folder, held_out)) == {"a": 10, "b c": 4}
-    assert held_out == hold_out(NAMES[::-1], classes, seed=0) != hold_out(NAMES, classes, seed=1)
-    assert len(hold_out(NAMES, None, seed=0)) == 14
-    monkeypatch.setattr(verdict, "MOST", 7)
-    assert Counter(map(folder, hold_out(NAMES, classes, seed=0))) == {"a": 5, "b c": 2}
+    labels = labels_of(NAMES)
+    drawn = draw_held_out(NAMES, labels, seed=0)
+    assert Counter(map(folder, drawn)) == {"a": 10, "b c": 4}
+    assert drawn == draw_held_out(NAMES[::-1], labels, seed=0) != draw_held_out(NAMES, labels, seed=1)
+    assert len(draw_held_out(NAMES, Labels(NAMES), seed=0)) == 14
+    monkeypatch.setattr(held_out, "MOST", 7)
+    assert Counter(map(folder, draw_held_out(NAMES, labels, seed=0))) == {"a": 5, "b c": 2}
 
 
 GOLDEN = [
@@ -62,19 +62,19 @@ GOLDEN = [
 def test_without_groups_the_lists_are_those_of_earlier_versions(counts, seed, epochs, digest, tmp_path):
     lists(tmp_path, sorted(names_of(counts)), seed=seed, epochs=epochs)
     whole = hashlib.sha256()
-    for name in (verdict.TRAINED, verdict.HELD_OUT, verdict.VOTING, verdict.TESTED):
+    for name in (TRAINED, HELD_OUT, VOTING, TESTED):
         whole.update((tmp_path / name).read_bytes() + b"|")
     assert whole.hexdigest().startswith(digest)
 
 
 def test_ten_images_of_each_class_vote_first(monkeypatch):
     """So that ten labels a class are there; then the classes in proportion."""
-    classes = {name: folder(name) for name in NAMES}
-    few = voting_images(NAMES, classes, 23, seed=0)
+    labels = labels_of(NAMES)
+    few = voting_images(NAMES, labels, 23, seed=0)
     assert Counter(map(folder, few)) == {"a": 10, "b c": 10, "d": 3}
-    more = Counter(map(folder, voting_images(NAMES, classes, 73, seed=0)))
+    more = Counter(map(folder, voting_images(NAMES, labels, 73, seed=0)))
     assert more["a"] == pytest.approx(50, abs=3)
-    assert len(set(voting_images(NAMES, classes, 1000, seed=0))) == len(NAMES)
+    assert len(set(voting_images(NAMES, labels, 1000, seed=0))) == len(NAMES)
 
 
 # `str.splitlines` would end a line at each of these.
@@ -86,17 +86,18 @@ def test_names_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
     store = TokenStore.create(tmp_path / "tokens", names, (1, 1), 8, "digest")
     store.write([], np.empty((0, 1, 1), int), {names.index(ODD[0]): "broken", names.index(ODD[1]): "broken"})
     listed = [f"{name} 0" for name in ODD]
-    for file in (verdict.VOTING, verdict.TESTED):
+    for file in (VOTING, TESTED):
         (tmp_path / file).write_text("\n".join(listed))
     drop_skipped(Run(tmp_path))
-    for file in (verdict.VOTING, verdict.TESTED):
+    for file in (VOTING, TESTED):
         assert (tmp_path / file).read_text() == "\n".join(listed[2:])
 
 
 def lists(out: Path, names: list[str] = NAMES, **changes: object) -> dict[str, list[str]]:
     options = dict(out=out, images="gone", labels=None, class_level=None, groups=None)
     options.update(no_verdict=False, seed=0, epochs=100)
-    print(*write_lists(PretrainOptions(**{**options, **changes}), names))
+    args = PretrainOptions(**{**options, **changes})
+    print(write_lists(args, labels_of(names, args.labels, args.class_level, args.groups)))
     return {path.name: path.read_text().splitlines() for path in out.iterdir()}
 
 
@@ -127,7 +128,7 @@ def test_small_classes_are_held_out_in_turn(
     counts, most, num_held_out, num_labelled, tmp_path, monkeypatch, capsys
 ):
     """Without labels, if too few of them have images on both sides, or too few images vote."""
-    monkeypatch.setattr(verdict, "MOST", most)
+    monkeypatch.setattr(held_out, "MOST", most)
     found = lists(tmp_path, names_of(counts))
     assert len(found["held_out.txt"]) == num_held_out
     has_labels = bool(found["verdict_train.txt"])
@@ -180,7 +181,7 @@ def test_the_config_trains_without_the_held_out_images_and_measures_on_them(tmp_
     dataset = dict(type="CustomDataset", ann_file="images.txt", with_label=False, pipeline=pipeline)
     loader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset)
     cfg = Config(dict(train_dataloader=loader, train_cfg=dict(max_epochs=300), custom_hooks=[]))
-    add_entries(cfg, Run(tmp_path))
+    leave_out(cfg, Run(tmp_path))
     assert (cfg.train_dataloader.dataset.ann_file, cfg.val_dataloader.dataset.ann_file) == (
         "train.txt",
         "held_out.txt",
@@ -313,7 +314,10 @@ def test_a_verdict_may_take_groups_that_the_pre_training_did_not(tmp_path, capsy
     TokenStore.create(tmp_path / "tokens", SLICES, (1, 1), 8, "digest").write([], np.empty((0, 1, 1), int))
     loader = dict(batch_size=4, dataset=dict(type="CustomDataset", pipeline=[]))
     cfg = Config(dict(evaluation=dict(val=loader), train_cfg=dict(max_epochs=300), randomness=dict(seed=0)))
-    cfg = with_other_classes(cfg, Run(tmp_path), tmp_path / "labels.txt", None, "1")
+    sources = dict(labels=tmp_path / "labels.txt", class_level=None, groups="1")
+    assert with_other_classes(cfg, str(tmp_path), "photographs", sources) == (cfg, sources)
+    cfg, left = with_other_classes(cfg, str(tmp_path), None, sources)
+    assert left == {}
     voting, tested = (
         patients((tmp_path / file).read_text().splitlines()) for file in (OTHER_VOTING, OTHER_TESTED)
     )
@@ -333,9 +337,10 @@ def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
     loader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset)
     training = dict(max_epochs=300)
     cfg = Config(dict(train_dataloader=loader, train_cfg=training, custom_hooks=[], randomness=dict(seed=0)))
-    add_entries(cfg, Run(tmp_path))
+    leave_out(cfg, Run(tmp_path))
     assert set(cfg.evaluation) == {"val", "view"}
-    cfg = with_other_classes(cfg, Run(tmp_path), tmp_path / "labels.txt", None)
+    sources = dict(labels=tmp_path / "labels.txt", class_level=None, groups=None)
+    cfg, _ = with_other_classes(cfg, str(tmp_path), None, sources)
     listed = {name: one.dataset.ann_file for name, one in cfg.evaluation.items()}
     assert listed == {"train": OTHER_VOTING, "val": OTHER_TESTED}
     for file, whole in ((OTHER_VOTING, "train.txt"), (OTHER_TESTED, "held_out.txt")):

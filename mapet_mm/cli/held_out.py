@@ -1,0 +1,284 @@
+"""What `mapet-mm pretrain` holds out, and which images its verdict takes: lists of names in RUN."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+
+from mapet_mm.cli.options import PretrainOptions
+from mapet_mm.datasets.groups import draw_share, groups_in_turn, shuffled_classes
+from mapet_mm.datasets.labels import Labels, labels_of, split_images
+from mapet_mm.evaluation.image_sets import SECTION
+from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, SHOTS, suiting_k, too_few_voters
+from mapet_mm.structures import TokenStore
+from mapet_mm.structures.names import read_lines
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.dist import print_once
+from mapet_mm.utils.run_folder import (
+    BEST,
+    GROUPS,
+    HELD_OUT,
+    OTHER_GROUPS,
+    OTHER_TESTED,
+    OTHER_VOTING,
+    TESTED,
+    TRAINED,
+    VOTING,
+    Run,
+)
+
+SHARE = 0.1
+MOST = 10_000  # images that are held out, and images that vote
+# Groups that are held out, if this is at most the share of all images.
+LEAST_GROUPS = 10
+MOST_OF_GROUPS = 0.2
+LEAST = 50  # images, for a verdict
+# Tested images, or groups of them, with others of their class to vote, for a verdict by labels.
+FEWEST = 5
+FEWEST_TESTED = 100  # images, however short the training
+# Images that vote, in the verdict and during the training, so that k is the same in both.
+FEWEST_VOTING = 10 * NEIGHBOURS
+
+
+def write_lists(args: PretrainOptions, labels: Labels) -> str:
+    """Hold images out, write the lists of a verdict into RUN, and return the line that says so.
+
+    Of several copies of an image one is drawn, and the others go where it goes; but groups stay whole.
+    """
+    if args.no_verdict:
+        return "verdict: none (--no-verdict)"
+    if len(labels.names) < LEAST:
+        return f"verdict: none, which would take {LEAST} images"
+    original = labels.originals(args.images)
+    distinct = {name for name in labels.names if original[name] == name}
+    drawn = draw_held_out(distinct.intersection(labels.classes or distinct), labels, args.seed)
+    split = split_images(labels.names, labels.groups or original, drawn)
+    if not split.held_out:
+        reason = "too few images have a class"
+        if labels.groups:
+            reason = f"each group is too large to be held out; {labels.about_groups}"
+        return f"verdict: none, because {reason}"
+
+    for file, listed in ((TRAINED, split.trained), (HELD_OUT, split.held_out)):
+        write_lines(args.run / file, sorted(listed))
+    voters = distinct.intersection(split.trained)
+    trained_on = {original[name] for name in split.trained}  # where groups part copies
+    testable = [name for name in drawn if name not in trained_on]
+    num_passed = args.epochs * len(labels.names)
+    chosen = write_verdict_lists(args.run, (VOTING, TESTED), labels, voters, testable, num_passed, args.seed)
+
+    how_many = f"{len(split.held_out)} images"
+    if labels.groups:
+        write_groups(args.run / GROUPS, labels)
+        how_many += f", {len({labels.groups[name] for name in split.held_out})} whole groups,"
+    about = labels.about
+    num_copies = len(labels.names) - len(distinct)
+    if num_copies:
+        whither = "are neither tested nor vote" if labels.groups else "stay on their side"
+        about += f"; copies of other images, which {whither}: {num_copies}"
+    return (
+        f"verdict: {how_many} are held out of the pre-training, {chosen}; {about} "
+        "(--no-verdict trains on all)"
+    )
+
+
+def draw_held_out(names: Collection[str], labels: Labels, seed: int) -> list[str]:
+    """A tenth of the images, at most 10,000, in random order; see `draw_share`.
+
+    Of few groups more are held out, so that an interval over them says something: ten, or a fifth.
+    """
+    share = min(SHARE, MOST / len(names))
+    if labels.groups:
+        num_groups = len({labels.groups[name] for name in names})
+        share = max(share, min(MOST_OF_GROUPS, LEAST_GROUPS / num_groups))
+    return draw_share(names, share, seed, labels.classes, labels.groups)
+
+
+def write_verdict_lists(
+    run: Run,
+    files: tuple[str, str],
+    labels: Labels,
+    voters: Collection[str],
+    testable: Sequence[str],
+    num_passed: int,
+    seed: int,
+) -> str:
+    """Choose the images of a verdict and write their lists, of lines `name class` if there are classes.
+
+    Each passes two or three networks forward; in a step of training one, forward and backward, in two
+    streams. A tenth of the training's images is thus less than a tenth of its time. A short training's
+    verdict takes longer: if there are as many, 100 images are tested, and 200 and ten of each class vote.
+    Where only some are taken, each group has its turn.
+
+    Args:
+        run: the folder.
+        files: names of the two lists, of the images that vote and of those that are tested.
+        labels: of the images.
+        voters: names of images that can vote.
+        testable: names of images that can be tested, in random order.
+        num_passed: images that the training passes.
+        seed: of the draw.
+
+    Returns:
+        Words for the choice.
+    """
+    budget = int(SHARE * num_passed)
+    tested = groups_in_turn(testable, labels.groups)[: max(FEWEST_TESTED, budget // 2)]
+    words = f"{len(tested)} of them tested, measures without labels"
+    if labels.classes:
+        with_class = [name for name in tested if name in labels.classes]
+        floor = max(FEWEST_VOTING, SHOTS * len(set(labels.classes.values())))
+        most = min(MOST, max(floor, budget - len(with_class)))
+        voting = voting_images(voters, labels, most, seed)
+        voted = {labels.classes[name] for name in voting}
+        with_class = [name for name in with_class if labels.classes[name] in voted]
+        reason = want_of_voters(len(voting), len(voted), with_class, labels)
+        if not reason:
+            numbers = {name: number for number, name in enumerate(sorted(set(labels.classes.values())))}
+            for file, listed in zip(files, (voting, with_class), strict=True):
+                write_lines(
+                    run / file, [f"{name} {numbers[labels.classes[name]]}" for name in sorted(listed)]
+                )
+            k = suiting_k(len(voting))
+            return f"{len(with_class)} of them tested, {len(voting)} others vote (k = {k})"
+        words += f", because {reason}"
+    for file, listed in zip(files, ([], tested), strict=True):
+        write_lines(run / file, sorted(listed))
+    return words
+
+
+def want_of_voters(num_voting: int, num_voted: int, tested: Sequence[str], labels: Labels) -> str:
+    """Why a verdict cannot go by labels; empty if it can."""
+    num_tested = len({labels.groups[name] for name in tested}) if labels.groups else len(tested)
+    if num_tested < FEWEST:
+        return "too few have images to test and others to vote"
+    if too_few_voters(num_voting, num_voted):
+        return f"{num_voting} images to vote are too few for {num_voted} classes"
+    return ""
+
+
+def voting_images(names: Collection[str], labels: Labels, most: int, seed: int) -> list[str]:
+    """At most so many images that have a class: first ten of each, then in proportion to the classes."""
+    labelled = [name for name in names if name in labels.classes]
+    ranked = []
+    for of_class in shuffled_classes(labelled, labels.classes, seed):
+        for rank, name in enumerate(groups_in_turn(of_class, labels.groups)):
+            is_later = rank >= SHOTS
+            ranked.append((is_later, rank / len(of_class) if is_later else rank, name))
+    return [name for *_, name in sorted(ranked)[:most]]
+
+
+def image_sets(
+    loader: Mapping[str, Any], run: Run, files: tuple[str, str], groups: str
+) -> dict[str, dict[str, Any]]:
+    """The image sets of a verdict's two lists in RUN, of which the first is empty without labels.
+
+    Their groups are in a third file, if it is there.
+    """
+    voting, tested = files
+    has_classes = bool((run / voting).read_text())
+    sets = {"train": voting, "val": tested} if has_classes else {"val": tested}
+    made: dict[str, Any] = {}
+    for name, file in sets.items():
+        dataset = dict(loader["dataset"], ann_file=file, with_label=has_classes)
+        if (run / groups).exists():
+            dataset["groups"] = groups
+        made[name] = dict(loader, dataset=dataset)
+    if not has_classes:
+        made["view"] = dict(type="RandomFlip", prob=1.0)
+    return made
+
+
+def with_other_classes(
+    cfg: Config, model: str, data: str | None, sources: Mapping[str, Any]
+) -> tuple[Config, Mapping[str, Any]]:
+    """The config of a RUN with classes or groups of its held-out images that its pre-training did not take.
+
+    Writes their lists into RUN, where the next evaluation with other ones replaces them. Of groups with
+    images on both sides, half are tested, and the others vote.
+
+    Args:
+        cfg: of the model.
+        model: RUN; or another model, whose config stays as it is.
+        data: images that are named beside the model, whose classes these are then.
+        sources: `labels`, `class_level` and `groups` of `labels_of`.
+
+    Returns:
+        The config, and the sources of classes that are not in it yet.
+    """
+    run = Run(Path(model))
+    is_asked = any(source is not None for source in sources.values())
+    if not is_asked or data is not None or not (run / TESTED).is_file():
+        return cfg, sources
+    trained, held_out = (read_lines(run / file) for file in (TRAINED, HELD_OUT))
+    if sources["groups"] is None and (run / GROUPS).exists():
+        sources = {**sources, "groups": str(run / GROUPS)}
+    labels = labels_of([*trained, *held_out], **sources)
+    about = labels.about
+    seed = cfg.randomness.seed
+    (testable,) = shuffled_classes(held_out, None, seed)
+    num_passed = cfg.train_cfg.max_epochs * len(labels.names)
+    (run / OTHER_GROUPS).unlink(missing_ok=True)
+    if labels.groups:
+        write_groups(run / OTHER_GROUPS, labels)
+        group_of = labels.groups
+        on_both_sides = {group_of[name] for name in trained} & {group_of[name] for name in held_out}
+        divided = [name for name in trained if group_of[name] in on_both_sides]
+        tested = {group_of[name] for name in draw_share(divided, 0.5, seed, labels.classes, group_of)}
+        voting = on_both_sides - tested
+        trained = [name for name in trained if group_of[name] not in tested]
+        testable = [name for name in testable if group_of[name] not in voting]
+        if on_both_sides:
+            about += (
+                f"; {len(on_both_sides)} have images that were trained on, and {len(voting)} of them vote"
+            )
+    files = (OTHER_VOTING, OTHER_TESTED)
+    chosen = write_verdict_lists(run, files, labels, trained, testable, num_passed, seed)
+    drop_skipped(run, *files)
+    print_once(f"{chosen}; {about}")
+    loader = cfg[SECTION].val.to_dict()
+    loader["dataset"]["type"] = "mapet_mm.ImageFolder"
+    loader["dataset"].pop("groups", None)
+    cfg[SECTION] = image_sets(loader, run, files, OTHER_GROUPS)
+    return cfg, {}
+
+
+def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:
+    """A sentence about weights of a RUN that were chosen on the images of its verdict; none about others."""
+    on_chosen = data is None and Path(model, TESTED).is_file()
+    if not on_chosen or not checkpoint or Path(checkpoint).name != BEST:
+        return ""
+    return "These weights were chosen by k-NN on images that are tested here, so their figures are too good."
+
+
+def drop_skipped(run: Run, voting: str = VOTING, tested: str = TESTED) -> None:
+    """Leave the images out of the verdict's lists that RUN's token store skipped: they cannot be decoded.
+
+    Images of a class that then has none to vote are not tested.
+    """
+    skipped = TokenStore.open(run.tokens).skipped
+    kept = {}
+    for file in (voting, tested):
+        kept[file] = [
+            line
+            for line in read_lines(run / file)
+            if line not in skipped and line.rpartition(" ")[0] not in skipped
+        ]
+    if kept[voting]:
+        voted = {line.rpartition(" ")[2] for line in kept[voting]}
+        kept[tested] = [line for line in kept[tested] if line.rpartition(" ")[2] in voted]
+    for file, lines in kept.items():
+        write_lines(run / file, lines)
+
+
+def write_groups(file: Path, labels: Labels) -> None:
+    """Write the group of each image, as `groups_of` reads it."""
+    write_lines(file, [f"{name}\t{group}" for name, group in labels.groups.items()])
+
+
+def write_lines(file: Path, lines: Sequence[str]) -> None:
+    """Write a list, a name or more a line."""
+    replace_file(file, "\n".join(lines).encode())

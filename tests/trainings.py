@@ -100,6 +100,7 @@ def build(
                 head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=ARCH["embed_dims"], vocab_size=8),
                 target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
                 data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
+                train_backbone=options.get("train_backbone", "all"),
             ),
             work_dir=str(work_dir),
             train_dataloader=dict(

@@ -17,6 +17,7 @@ from mapet_mm.evaluation.metrics.neighbours import suiting_k
 from mapet_mm.evaluation.models import load_model
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
+from mapet_mm.models.utils.low_rank import ADAPTERS
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.run_folder import CHOOSING, GROUPS, INIT, PRETRAINING, TESTED, VOTING, Run
@@ -74,9 +75,10 @@ def choose_change(run: Run, cache: Path) -> float:
 
 def changed(start: Mapping[str, Tensor], trained: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     """`start + share * (trained - start)`; what the start does not have is as trained."""
-    mixed = dict(trained)
+    # Adapters are in the weights already; beside other shares of the change they would not fit.
+    mixed = {name: value for name, value in trained.items() if not name.startswith(ADAPTERS)}
     if share < 1:
-        for name in start.keys() & trained.keys():
+        for name in start.keys() & mixed.keys():
             mixed[name] = start[name].lerp(trained[name], share)
     return mixed
 

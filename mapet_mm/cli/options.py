@@ -124,9 +124,10 @@ class PretrainOptions(Options):
     train: Annotated[
         str,
         Option(
-            one_of("all", "attention"),
+            one_of("all", "attention", "lora"),
             "what is trained of the ViT of --init: attention, the output projection of each layer's "
-            "attention, beside what is new (mask token, head, predictor), and the rest stays as it was",
+            "attention; lora, low-rank adapters of all its projections, which the exports have in their "
+            "weights; beside either what is new (mask token, head, predictor), and the rest stays as it was",
         ),
     ] = "all"
     change: Annotated[

@@ -34,6 +34,7 @@ from mapet_mm.interop.names import (
     of_hugging_face,
 )
 from mapet_mm.models.backbones.checkpoint_hooks import SCALED, beit_to_vit, fold_layer_scale
+from mapet_mm.models.utils.low_rank import ADAPTERS
 from mapet_mm.utils.errors import listed
 from mapet_mm.weight_files import without_wrappers
 
@@ -241,9 +242,9 @@ def _prefix_of_vit(names: Iterable[str]) -> str:
 def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
     """A plain ViT's complete weights, from a checkpoint of this package or of MMPretrain's ViT or BEiT.
 
-    Leaves out preprocessor, tokenizer, the predictor of a pre-training (`neck.`), and names that start with
-    one of `without`. Adds the prefix to a bare backbone's names and removes the prefixes of wrappers
-    (`module.`, `_orig_mod.`).
+    Leaves out preprocessor, tokenizer, the predictor of a pre-training (`neck.`), adapters, which are in the
+    weights already, and names that start with one of `without`. Adds the prefix to a bare backbone's names
+    and removes the prefixes of wrappers (`module.`, `_orig_mod.`).
 
     Raises:
         ValueError: one of a plain ViT's weights is missing.
@@ -252,7 +253,7 @@ def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
     if not any(name.startswith("backbone.") for name in named):
         named = {f"backbone.{name}": value for name, value in named.items()}
     beit_to_vit(named, "backbone.")
-    others = ["data_preprocessor.", "target_generator.", *without]
+    others = ["data_preprocessor.", "target_generator.", ADAPTERS, *without]
     if not num_classes_of(named):  # a classifier's neck is a part of its network
         others.append("neck.")
     return complete({name: value for name, value in named.items() if not name.startswith(tuple(others))})

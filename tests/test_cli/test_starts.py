@@ -473,13 +473,41 @@ def test_an_epoch_trains_the_start_and_exports_it(library, kind, photographs, in
 
 
 @pytest.mark.slow
-def test_a_training_of_the_attention_alone_leaves_the_rest_of_the_start(photographs, in_process, tmp_path):
+@pytest.mark.parametrize(
+    ("trained", "changed"),
+    [
+        ("attention", ("attn.proj.weight", "attn.proj.bias")),
+        ("lora", ("attn.qkv.weight", "attn.proj.weight")),
+    ],
+)
+def test_a_training_of_the_attention_alone_leaves_the_rest_of_the_start(
+    trained, changed, photographs, in_process, tmp_path
+):
     name, network = save("timm", "dinov2", tmp_path / "start")
-    continue_start(photographs, tmp_path / "run", name, "--train", "attention")
+    run = tmp_path / "run"
+    continue_start(photographs, run, name, "--train", trained)
     before = network.state_dict()
-    after = in_timm(tmp_path / "run").state_dict()
-    changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
-    assert changed == {f"blocks.{index}.attn.proj.{part}" for index in (0, 1) for part in ("weight", "bias")}
+    after = in_timm(run).state_dict()
+    assert {key for key, value in after.items() if not torch.equal(value, before[key])} == {
+        f"blocks.{index}.{part}" for index in (0, 1) for part in changed
+    }
+    images = torch.randn(2, 3, SIDE, SIDE)
+    features = tokens_of(in_timm(run), images)
+    torch.testing.assert_close(tokens_of(in_hugging_face(run), images), features, rtol=1e-3, atol=1e-3)
+    if trained == "lora":
+        saved = read_weights(run / "training/epoch_1.pth")
+        for key in [key for key in after if key.endswith(changed)]:
+            adapter = f"adapters.backbone.timm_model.{key.removesuffix('weight')}parametrizations.weight"
+            assert torch.equal(saved[f"{adapter}.original"], before[key])
+            update = saved[f"{adapter}.0.B"] @ saved[f"{adapter}.0.A"]
+            assert torch.equal(after[key], before[key] + update)
+    # As a backbone for OpenMMLab, and as another training's start.
+    with torch.no_grad():
+        (as_map,) = TIMMViT(str(run)).eval()(images)
+    torch.testing.assert_close(as_map.flatten(2).mT, features[:, 1:], rtol=1e-5, atol=1e-5)
+    take_start(str(run), tmp_path / "again", None)
+    export(tmp_path / "again", tmp_path / "again" / INIT)
+    assert torch.equal(tokens_of(in_timm(tmp_path / "again"), images), features)
 
 
 @pytest.mark.slow

@@ -2,19 +2,25 @@
 
 import torch
 from jaxtyping import Float, Int64, Shaped
+from mmengine.logging import print_log
 from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.models.target_generators.token_ids import token_ids
+from mapet_mm.models.utils.low_rank import add_adapters
 from mapet_mm.models.utils.objectives import CONTEXT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.splitmix import DRAW_SEED, splitmix_of_tensor
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 # Parts of the names of a backbone's parameters that are trained.
-TRAINED = {"all": ("",), "attention": ("attn.proj.", "mask_token")}
+TRAINED = {
+    "all": ("",),
+    "attention": ("attn.proj.", "mask_token"),
+    "lora": ("parametrizations.weight.0.", "mask_token"),  # the adapters that `add_adapters` gives it
+}
 
 
 @MODELS.register_module()
@@ -33,8 +39,10 @@ class MaPeT(BaseSelfSupervisor):
             (stored token grids, or a second view of the images).
         context_loss: weight of a second cross-entropy, for the tokens of the visible patches; 0 is the
             paper's. An extension, as V-JEPA 2.1 (arXiv 2603.14482) has it for its own targets.
-        train_backbone: 'all', or 'attention': of the backbone only each layer's output projection of the
-            attention, and the mask token, as APLA (arXiv 2503.18873) has it. For weights that are continued.
+        train_backbone: 'all'; 'attention': of the backbone only each layer's output projection of the
+            attention, and the mask token, as APLA (arXiv 2503.18873) has it; or 'lora': low-rank adapters of
+            the attention's projections (see `mapet_mm.models.utils.low_rank`), and the mask token. The two
+            last are for weights that are continued.
         **kwargs: as for MMPretrain's algorithms: `init_cfg`.
 
     Raises:
@@ -85,11 +93,27 @@ class MaPeT(BaseSelfSupervisor):
                 f"context_loss={context_loss}, but with cutting_point={vit.cutting_point} no patch is seen"
             )
         self.context_loss = context_loss
+        self.freeze(vit, train_backbone)
+
+    def freeze(self, vit: TwoStreamViT, train_backbone: str) -> None:
+        """Leave only these parameters of the backbone to be trained (see the class)."""
         if train_backbone not in TRAINED:
             raise ValueError(f"train_backbone={train_backbone!r}: {' or '.join(TRAINED)}")
+        if train_backbone == "all":
+            return
+        if train_backbone == "lora":
+            add_adapters(self)
+        num_trained = 0
         for name, parameter in vit.named_parameters():
             is_trained = any(part in name for part in TRAINED[train_backbone])
             parameter.requires_grad_(is_trained and parameter.requires_grad)
+            num_trained += parameter.requires_grad * parameter.numel()
+        total = sum(parameter.numel() for parameter in vit.parameters())
+        print_log(
+            f"train_backbone={train_backbone!r}: {num_trained:,} of the backbone's {total:,} parameters are "
+            "trained, and all others of the model",
+            "current",
+        )
 
     def train(self, mode: bool = True) -> "MaPeT":
         """Set the mode; the target generator stays in evaluation mode, or VQ-KD would keep learning."""

@@ -10,6 +10,7 @@ from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from mapet_mm.models.utils.attention import attend, uses_bmm
@@ -78,8 +79,11 @@ class TwoStreamLayer(BaseModule):
 
 
 def is_plain_linear(module: Callable) -> bool:
-    """True for a linear layer of PyTorch or MMCV, whose product may be computed in another way."""
-    return type(module) in (nn.Linear, Linear)
+    """True for a linear layer of PyTorch or MMCV, whose product may be computed in another way.
+
+    Its weight may be a sum of `mapet_mm.models.utils.low_rank`.
+    """
+    return type_before_parametrizations(module) in (nn.Linear, Linear)
 
 
 def project_heads(

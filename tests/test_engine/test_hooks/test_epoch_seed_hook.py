@@ -28,6 +28,11 @@ OPTIONS = {
         optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper"),
         custom_hooks=[dict(type="EMAHook", momentum=0.1)],
     ),
+    "adapters, autocast and EMA": dict(
+        train_backbone="lora",
+        optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper"),
+        custom_hooks=[dict(type="EMAHook", momentum=0.1)],
+    ),
     "repeated": dict(sampler="RepeatAugSampler"),
     "accumulated": dict(optim_wrapper=dict(accumulative_counts=2)),
     "iterations": ITERATIONS,
@@ -77,6 +82,7 @@ def stop_and_resume(folder: Path, after: int, workers: int = 0, **options) -> di
         ("plain", 3, 0),  # at the end of an epoch, before its hooks
         ("plain", 4, 1),
         ("autocast and EMA", 5, 0),
+        ("adapters, autocast and EMA", 5, 0),
         ("repeated", 5, 0),
         ("accumulated", 4, 0),
         ("iterations", 5, 1),

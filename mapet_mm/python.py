@@ -118,6 +118,7 @@ def evaluate(
     workers: int | None = None,
     groups: int | str | os.PathLike | None = None,
     pictures: Mapping[str, Any] | None = None,
+    tiles: int | str | Sequence[int] | None = None,
 ) -> Rows:
     """Figures of a model's frozen features, as `mapet-mm evaluate` prints them.
 
@@ -134,7 +135,10 @@ def evaluate(
         groups: images that belong together, as a patient's: level of the folders, or file of lines
             `name group`. Whole groups are tested on, drawn for few labels and resampled for intervals.
         pictures: options of `mapet_mm.LoadPicture` for images that are no photographs, such as
-            `dict(range=(0, 4095))`; not for a model that says itself how it reads them.
+            `dict(range=(0, 4095))`; not for a model that says itself how it reads them. The range may be two
+            percentiles of the images of the folder, `("1%", "99%")`.
+        tiles: side, or side and overlap, in pixels of the tiles into which each picture of the folder is
+            divided, each an image then.
 
     Raises:
         UserError: no such model, images or protocol.
@@ -144,22 +148,27 @@ def evaluate(
         >>> rows.frame[["protocol", "setting", "value"]]  # doctest: +SKIP
     """
     from mapet_mm.cli.held_out import with_other_classes
+    from mapet_mm.cli.options import TILES
+    from mapet_mm.evaluation.folders import pictures_in_numbers
+    from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import load_model
-    from mapet_mm.evaluation.run import Wish
     from mapet_mm.evaluation.run import evaluate as evaluate_models
     from mapet_mm.utils.commands import class_level as level_of
     from mapet_mm.utils.commands import groups_source
     from mapet_mm.utils.dist import choose_device
+    from mapet_mm.utils.options import Option
 
     choose_device()
+    pictures = pictures_in_numbers(pictures or {}, _as_text(data))
     loaded = load_model(os.fspath(model), _as_text(checkpoint), pictures=pictures)
     level = None if class_level is None else level_of(class_level)
     sources = dict(labels=_as_text(labels), class_level=level)
     sources["groups"] = None if groups is None else groups_source(groups)
     config, sources = with_other_classes(loaded.config, os.fspath(model), _as_text(data), sources)
     loaded = replace(loaded, config=config)
-    wish = Wish(_as_text(data), protocols, every, workers=workers, **sources)
-    (rows,) = evaluate_models({loaded.name: loaded}, wish, Path(cache)).values()
+    sides = None if tiles is None else Option(TILES, "").read("tiles", tiles)
+    asked = Data(_as_text(data), workers=workers, tiles=sides, **sources)
+    (rows,) = evaluate_models({loaded.name: loaded}, asked, Path(cache), protocols, every).values()
     return Rows(rows)
 
 

@@ -3,11 +3,31 @@
 from types import SimpleNamespace
 
 import torch
+from torch import Tensor
 
-from mapet_mm.evaluation.features import MemoryFeatures
+from mapet_mm.evaluation import features
+from mapet_mm.evaluation.features import TOKENS, Features
 from mapet_mm.evaluation.protocol import Evaluated
 
 CLASSES, LAYERS, DIM, PATCHES = 5, 3, 16, 9
+
+
+class MemoryFeatures(Features):
+    """Features in memory: pooled `(L, n, S D)`, tokens `(n, N, D)`."""
+
+    def __init__(self, pooled: Tensor, tokens: Tensor | None = None, *, name, layers, poolings, grid, labels):
+        self.name = name
+        self.labels = labels
+        self.layers = layers
+        self.poolings = poolings
+        self.dim = pooled.shape[2] // len(poolings)
+        self.grid = grid
+        self.ends = torch.tensor([len(rows) for rows in pooled[0].split(features.BLOCK)]).cumsum(0)
+        self.values = {"pooled": pooled, TOKENS: tokens}
+
+    def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
+        values = self.values[kind]
+        return (values[layer] if kind == "pooled" else values)[self.rows(block)]
 
 
 def make_features(name: str, size: int, seed: int) -> MemoryFeatures:

@@ -29,8 +29,8 @@ def save_hugging_face(kind: str, folder: Path) -> torch.nn.Module:
     return network
 
 
-def save_timm(folder: Path) -> torch.nn.Module:
+def save_timm(folder: Path, **options) -> torch.nn.Module:
     """Save a ViT with registers, and return it."""
-    network = timm.create_model("vit_tiny_patch16_224", **VIT).eval()
-    timm.models.save_for_hf(network, str(folder), model_args=VIT)
+    network = timm.create_model("vit_tiny_patch16_224", **VIT, **options).eval()
+    timm.models.save_for_hf(network, str(folder), model_args={**VIT, **options})
     return network

@@ -8,11 +8,11 @@ from mmengine.config import Config
 
 from mapet_mm.evaluation.checkpoints import Model, load_checkpoint
 from mapet_mm.evaluation.extraction import take_features
-from mapet_mm.evaluation.features import FeatureBank
+from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.images import ImageSet
-from mapet_mm.evaluation.protocol import Protocol
-from mapet_mm.evaluation.run import Job, OpenBanks, check_space, figures_of
+from mapet_mm.evaluation.protocol import Evaluated, Protocol
+from mapet_mm.evaluation.run import Job, OpenFeatures, check_space, figures_of
 from mapet_mm.evaluation.tables import Row
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
@@ -27,7 +27,7 @@ PROTOCOLS = [
 
 def take(
     config: Config, cache: Path, kinds=("layers", "tokens"), name: str = "train", data: str | None = None
-) -> FeatureBank:
+) -> Features:
     checkpoint = load_checkpoint(config, str(Path(config.filename).parent / "weights.pth"))
     return take_features(checkpoint, read_image_sets(config, data)[name], cache, kinds)
 
@@ -36,7 +36,8 @@ def rows_of(
     model: Model, images: dict[str, ImageSet], protocols: Sequence[Protocol], cache: Path
 ) -> list[Row]:
     """The rows of some protocols on some images."""
-    job = Job(model, "", images, OpenBanks(model, images, cache), protocols)
+    evaluated = Evaluated(OpenFeatures(model, images, cache), images, model.backbone.device)
+    job = Job(model, "", evaluated, protocols)
     check_space([job], cache)
     return [row for rows in figures_of(job) for row in rows]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from command_line import add_cache_option, described_parser
+from command_line import add_cache_option, add_tiles_option, described_parser
 
 from mapet_mm.utils.commands import add_picture_options, add_workers_option, picture_options
 from mapet_mm.utils.errors import UserError, one_line_errors
@@ -26,6 +26,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--patches", action="store_true", help="write the patch tokens, too: patches.npy")
     add_workers_option(parser)
     add_picture_options(parser)
+    add_tiles_option(parser)
     add_cache_option(parser)
     return parser.parse_args()
 
@@ -34,6 +35,8 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from mapet_mm.evaluation.embed import embed
+    from mapet_mm.evaluation.folders import pictures_in_numbers
+    from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import load_model
     from mapet_mm.utils.dist import choose_device, print_once, say_share
 
@@ -43,8 +46,10 @@ def main() -> None:
         raise UserError(f"--model {' '.join(args.model)}: one model and one checkpoint")
     if not args.folder.is_dir():
         raise UserError(f"{args.folder}: no such folder")
-    model = load_model(*args.model, pictures=picture_options(args))
-    for file in embed(model, args.folder, args.out, args.cache, args.patches, args.workers):
+    pictures = pictures_in_numbers(picture_options(args), str(args.folder))
+    model = load_model(*args.model, pictures=pictures)
+    data = Data(str(args.folder), workers=args.workers, tiles=args.tiles)
+    for file in embed(model, data, args.out, args.cache, args.patches):
         print_once(f"wrote {file}")
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command_line import add_cache_option, add_config_options, described_parser
+from command_line import add_cache_option, add_config_options, add_tiles_option, described_parser
 
 from mapet_mm.utils.commands import (
     add_class_options,
@@ -57,10 +57,11 @@ def parse_args() -> argparse.Namespace:
     for name, what in (("mean", "mean"), ("std", "standard deviation")):
         parser.add_argument(
             f"--{name}",
-            nargs=3,
+            nargs="+",
             type=float,
-            metavar=("R", "G", "B"),
-            help=f"{what} of MODEL's images, of values between 0 and 1, in place of its own",
+            metavar="VALUE",
+            help=f"{what} of MODEL's images, of values between 0 and 1, in place of its own: R G B, or one a "
+            "band",
         )
     parser.add_argument(
         "--prefix", help="of the backbone's names in CHECKPOINT, if they are not at a usual place: 'encoder.'"
@@ -68,6 +69,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--size", type=int, help="side of MODEL's images in pixels, in place of its own")
     add_workers_option(parser)
     add_picture_options(parser)
+    add_tiles_option(parser)
     add_class_options(parser, "of the images of a folder, or of a RUN's held-out images")
     parser.add_argument(
         "--protocols",
@@ -93,8 +95,10 @@ def main() -> None:
     from mmengine.logging import MMLogger
 
     from mapet_mm.cli.held_out import choice_words, with_other_classes
+    from mapet_mm.evaluation.folders import pictures_in_numbers
+    from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import find_model, random_twin
-    from mapet_mm.evaluation.run import Wish, evaluate
+    from mapet_mm.evaluation.run import evaluate
     from mapet_mm.evaluation.tables import results_table
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process, print_once, say_share
@@ -109,7 +113,7 @@ def main() -> None:
         if len(given) > 2:
             raise UserError(f"--compare {' '.join(given)}: one model and one checkpoint")
     changes = dict(options=args.cfg_options, prefix=args.prefix, mean=args.mean, std=args.std, size=args.size)
-    pictures = picture_options(args)
+    pictures = pictures_in_numbers(picture_options(args), args.data)
     requests = []
     for given in models:
         asked = changes if given is models[0] else {}
@@ -138,8 +142,8 @@ def main() -> None:
             figures = {name: [asdict(row) for row in rows] for name, rows in results.items()}
             replace_json(args.out / "results.json", figures)
 
-    wish = Wish(args.data, args.protocols, args.all, workers=args.workers, **sources)
-    results = evaluate(columns, wish, args.cache, show, keep)
+    data = Data(args.data, workers=args.workers, tiles=args.tiles, **sources)
+    results = evaluate(columns, data, args.cache, args.protocols, args.all, show, keep)
     if not is_first_process():
         return
     table = results_table(results)

@@ -78,7 +78,8 @@ def main() -> None:
 
     from mapet_mm.cli.held_out import choice_words, drop_skipped, with_other_classes
     from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
-    from mapet_mm.evaluation.image_sets import read_image_sets
+    from mapet_mm.evaluation.image_sets import DeclaredSets
+    from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import RANDOM, load_model
     from mapet_mm.evaluation.verdict import RESULT, START, judge
     from mapet_mm.interop.model_card import add_verdict
@@ -107,10 +108,11 @@ def main() -> None:
     if not start.is_random and (run or start.digest != result.digest):
         loaded[START] = start
     loaded[RANDOM] = load_model(args.model, args.checkpoint, random=True)
+    sets = DeclaredSets(declared, Data(args.data, workers=args.workers, **sources))
     models = {}
     for name, model in loaded.items():
-        declaring = model.config if args.start and name == START and args.data else declared
-        models[name] = (model, read_image_sets(declaring, args.data, workers=args.workers, **sources))
+        own = args.start and name == START and args.data
+        models[name] = (model, sets.of_model(model.config if own else declared))
     verdict = judge(models, args.cache, accuracy)
     if run:
         about_choice = choice_words(args.model, args.checkpoint, args.data)

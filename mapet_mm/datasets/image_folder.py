@@ -12,8 +12,9 @@ from mmpretrain.datasets import CustomDataset
 from torch.utils.data import Dataset
 
 from mapet_mm.datasets.classes import classes_at, level_of_classes, read_labels
-from mapet_mm.datasets.groups import read_groups
+from mapet_mm.datasets.groups import groups_of, read_groups
 from mapet_mm.datasets.pipelines import image_paths, leaf_datasets
+from mapet_mm.datasets.tiles import tile_names
 from mapet_mm.registry import DATASETS
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError, listed, printable
@@ -91,6 +92,8 @@ class ImageFolder(CustomDataset):
         labels: file of lines `name class`, instead of folders.
         groups: level of folders, or file of lines `name group`; see `groups_of`. An image's info then has its
             `group`.
+        tiles: side and overlap of the tiles of each picture, each of which is an image then, for
+            `LoadPicture(tile=SIDE)`; without `groups` those of a file are one group.
         **options: of `CustomDataset`.
 
     Raises:
@@ -113,12 +116,14 @@ class ImageFolder(CustomDataset):
         class_level: int | None = None,
         labels: str | None = None,
         groups: str | int | None = None,
+        tiles: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
         self.part = part
         self.class_level = class_level
         self.labels = labels
         self.groups = groups
+        self.tiles = tiles
         super().__init__(**{"extensions": EXTENSIONS, **options})
 
     def load_data_list(self) -> list[dict[str, Any]]:
@@ -127,6 +132,8 @@ class ImageFolder(CustomDataset):
         groups = None
         if self.groups is not None:
             groups = read_groups(self.groups, [name for name, _ in samples])
+        elif self.tiles:
+            groups, _ = groups_of(None, [name for name, _ in samples])
         infos = []
         for name, label in samples:
             info = dict(img_path=join_path(self.img_prefix, name))
@@ -153,6 +160,8 @@ class ImageFolder(CustomDataset):
             raise UserError(
                 f"{folder} holds no images ({', '.join(EXTENSIONS)}) but {others_text(others) or 'no files'}"
             )
+        if self.tiles:
+            names, _ = tile_names(self.img_prefix, names, *self.tiles)
         if not self.with_label:
             return [(name, None) for name in names]
         if self.labels:

@@ -84,7 +84,12 @@ def load_checkpoint(
         weights = checkpoint or cfg.get("load_from") or named_weights(settings)
         seed = (cfg.get("randomness") or {}).get("seed") or 0
     torch.manual_seed(seed)  # of random weights
-    model = _built(backbone)
+    try:
+        # A wrapper of timm or Hugging Face may load weights: only what the files here may hold.
+        with only_safe_globals():
+            model = MODELS.build(backbone)
+    except (OSError, UnpicklingError) as error:
+        raise WeightsError(f"the weights of the config's backbone: {reason_of(error)}") from error
     _check_state(network_of(model))
     missing = []
     if weights:
@@ -123,9 +128,24 @@ def model_of(
     model.eval()  # MMPretrain's backbones return None
     # In float32 also where a library loads a file of half precision in its own type: transformers 5 does.
     model.to(get_device(), torch.float32)
+    num_bands = [len(preprocessor.get(name) or ()) for name in ("mean", "std")]
+    if num_bands[0] != num_bands[1] and 1 not in num_bands:
+        raise UserError(
+            f"{title}: a mean of {num_bands[0]} bands and a standard deviation of {num_bands[1]}: --mean and "
+            "--std take a value for each band"
+        )
     preprocessor = MODELS.build({"type": "mmpretrain.ClsDataPreprocessor", **preprocessor}).to(get_device())
-    found = _digest(model, architecture, preprocessor)
-    return Model(title, TokenBackbone(model, preprocessor), config, found, tuple(missing), is_random)
+
+    weights = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    scale = {}
+    for name in ("mean", "std"):
+        values = getattr(preprocessor, name, None)
+        scale[name] = None if values is None else values.flatten().tolist()
+    identity = digest([weights.hexdigest(), architecture, scale, swaps_channels(preprocessor)])
+    return Model(title, TokenBackbone(model, preprocessor), config, identity, tuple(missing), is_random)
 
 
 def backbone_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,15 +161,6 @@ def backbone_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**plain, "type": "mapet_mm.MaPeTViT", "out_type": "raw"}
 
 
-def _built(backbone: Mapping[str, Any]) -> nn.Module:
-    """A backbone. A wrapper of timm or Hugging Face may load weights: only what the files here may hold."""
-    try:
-        with only_safe_globals():
-            return MODELS.build(backbone)
-    except (OSError, UnpicklingError) as error:
-        raise WeightsError(f"the weights of the config's backbone: {reason_of(error)}") from error
-
-
 def _check_state(network: nn.Module) -> None:
     """Raise UserError for a network that hides weights, so that nobody could say whether they are loaded."""
     hidden = dict(network.named_parameters()).keys() - network.state_dict().keys()
@@ -159,19 +170,6 @@ def _check_state(network: nn.Module) -> None:
             f"`{min(hidden)}`: evaluate the network into which they are merged (of LoRA: MMPretrain's "
             "tools/model_converters/merge_lora_weight.py)"
         )
-
-
-def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module) -> str:
-    """Digest of weights, architecture and normalisation."""
-    found = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        found.update(name.encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    scale = {}
-    for name in ("mean", "std"):
-        values = getattr(preprocessor, name, None)
-        scale[name] = None if values is None else values.flatten().tolist()
-    return digest([found.hexdigest(), config, scale, swaps_channels(preprocessor)])
 
 
 def named_weights(model: Mapping[str, Any]) -> str | None:

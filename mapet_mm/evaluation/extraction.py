@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from jaxtyping import Float, Float16, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from mapet_mm.evaluation.features import TOKENS, FeatureBank, LayerParts
+from mapet_mm.evaluation.features import TOKENS, Features, LayerParts
 from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.tokens import LayerTokens
@@ -30,7 +29,7 @@ DRAWS = 8  # of the first image: a pipeline that flips half of the images is fou
 
 def take_features(
     model: Model, images: ImageSet, cache: Path, kinds: Sequence[str | int] = ("pooled",)
-) -> FeatureBank:
+) -> Features:
     """The features of an image set, computed unless they are in the cache.
 
     Args:
@@ -43,10 +42,12 @@ def take_features(
     Raises:
         UserError: a pipeline that draws at random, or features that are not finite.
     """
-    return fill_bank(open_bank(model, images, cache), model, kinds)
+    features = open_features(model, images, cache)
+    fill_features(features, model, kinds)
+    return features
 
 
-def open_bank(model: Model, images: ImageSet, cache: Path) -> FeatureBank:
+def open_features(model: Model, images: ImageSet, cache: Path) -> Features:
     """The features of an image set as far as they are in the cache; their sizes are those of one image.
 
     Those of one model and image set have a folder in the cache, named by a digest of weights,
@@ -63,14 +64,15 @@ def open_bank(model: Model, images: ImageSet, cache: Path) -> FeatureBank:
         dim=tokens.pooled().shape[1] // len(tokens.poolings),
         grid=tokens.grid,
     )
-    folder = f"{images.name}-{digest(identity_of(model, images, known))[:16]}"
-    return FeatureBank(cache / folder, images, **known)
-
-
-def identity_of(model: Model, images: ImageSet, known: Mapping[str, Any]) -> dict[str, Any]:
-    """All that decides the features."""
-    settings = {"weights": model.digest, "images": images.digest, "autocast": str(model.backbone.autocast)}
-    return {**settings, "files": "parts of one layer each", **known}
+    identity = dict(
+        weights=model.digest,
+        images=images.digest,
+        autocast=str(backbone.autocast),
+        files="parts of one layer each",
+        **known,
+    )
+    folder = cache / f"{images.name}-{digest(identity)[:16]}"
+    return Features(folder, images, **known, identity=identity)
 
 
 def first_image(images: ImageSet) -> Float[Tensor, "channel height width"]:
@@ -99,8 +101,8 @@ def decoded(images: ImageSet, number: int) -> Tensor | str:
         return str(error)
 
 
-def fill_bank(bank: FeatureBank, model: Model, kinds: Sequence[str | int]) -> FeatureBank:
-    """Compute those features of some kinds that are not in the cache; returns the bank.
+def fill_features(features: Features, model: Model, kinds: Sequence[str | int]) -> None:
+    """Compute those features of some kinds that are not in the cache.
 
     Any number of processes and machines may do this at a time, and a later one goes on where a killed one
     stopped; each returns when all features are there.
@@ -108,72 +110,64 @@ def fill_bank(bank: FeatureBank, model: Model, kinds: Sequence[str | int]) -> Fe
     Raises:
         UserError: features that are not finite.
     """
-    bank.look()
-    names = [name for name in bank.names(kinds) if bank.missing(name)]
+    features.look()
+    names = [name for name in features.names(kinds) if features.missing(name)]
     if not names:
-        return bank
-    images = bank.images
-    known = dict(layers=bank.layers, poolings=bank.poolings, dim=bank.dim, grid=bank.grid)
-    require_settings(bank.folder, identity_of(model, images, known), "feature cache", "remove it")
-    (bank.folder / "parts").mkdir(exist_ok=True)
-    shown = "all layers" if names[: len(bank.layers)] == bank.layers else ", ".join(names)
-    print_once(f"features ({shown}) of {len(images.files)} `{images.name}` images into {bank.folder}")
+        return
+    images = features.images
+    require_settings(features.folder, features.identity, "feature cache", "remove it")
+    (features.folder / "parts").mkdir(exist_ok=True)
+    shown = "all layers" if names[: len(features.layers)] == features.layers else ", ".join(names)
+    print_once(f"features ({shown}) of {len(images.files)} `{images.name}` images into {features.folder}")
 
     def encode(group: ImageGroup) -> Float16[Tensor, "image value"]:
         if not group.indices:
             return torch.empty(0, 0)
         tokens = model.backbone(model.backbone.normalise(group.inputs))
-        return torch.cat([values_of(tokens, name) for name in names], dim=1)
+        values = []  # of a layer class token and patch mean, or all patch tokens
+        for name in names:
+            of_name = tokens.patches[-1] if name == TOKENS else tokens.pooled(tokens.names.index(name))
+            values.append(of_name.half().flatten(1))
+        return torch.cat(values, dim=1)
+
+    def require_finite(values: Float16[np.ndarray, " value"]) -> None:
+        if np.isfinite(values).all():
+            return
+        reason = "its weights are, or they are beyond float16"
+        if model.missing:
+            reason = f"the model lacks {len(model.missing)} weights, `{model.missing[0]}`, ..."
+        raise UserError(f"the backbone of {model.name} gives NaN or infinite features: {reason}")
 
     fill(
-        SideBySide([bank.parts[name] for name in names]),
+        SideBySide([features.parts[name] for name in names]),
         np.arange(len(images.files)),
-        Batches(images, max(bank.missing(name) for name in names)),
+        Batches(images, max(features.missing(name) for name in names)),
         encode,
         f"features of {images.name}",
-        lambda values: require_finite(values, model),
+        require_finite,
         skips=True,
     )
-    bank.look()
+    features.look()
     if images.left_out:
-        list_left_out(images, bank.folder / "left_out.txt")
-    return bank
-
-
-def values_of(tokens: LayerTokens, name: str) -> Float16[Tensor, "image value"]:
-    """What is kept of each image: of a layer class token and patch mean, or all patch tokens."""
-    values = tokens.patches[-1] if name == TOKENS else tokens.pooled(tokens.names.index(name))
-    return values.half().flatten(1)
-
-
-def require_finite(values: Float16[np.ndarray, " value"], model: Model) -> None:
-    """Raise UserError if features are NaN or infinite."""
-    if np.isfinite(values).all():
-        return
-    reason = "its weights are, or they are beyond float16"
-    if model.missing:
-        reason = f"the model lacks {len(model.missing)} weights, `{model.missing[0]}`, ..."
-    raise UserError(f"the backbone of {model.name} gives NaN or infinite features: {reason}")
+        listing = features.folder / "left_out.txt"
+        lines = [f"{images.files[number]}\t{reason}\n" for number, reason in images.left_out.items()]
+        replace_file(listing, "".join(lines).encode("utf-8", "surrogateescape"))
+        print_once(f"all that were left out: {listing}")
 
 
 def require_few_left_out(sets: Iterable[ImageSet]) -> None:
     """Raise UserError if more than 5 % of some sets' images could not be decoded."""
-    sets = list(sets)
-    left_out = {images.files[number]: why for images in sets for number, why in images.left_out.items()}
-    num_images = sum(len(images) + len(images.left_out) for images in sets)
+    left_out = {}
+    num_images = 0
+    for images in sets:
+        left_out.update({images.files[number]: reason for number, reason in images.left_out.items()})
+        num_images += len(images) + len(images.left_out)
     if len(left_out) > LARGEST_SKIPPED * num_images:
         path, reason = next(iter(left_out.items()))
         raise UserError(
             f"{len(left_out)} of {num_images} images could not be decoded, such as `{path}` ({reason}): that "
             f"is more than {LARGEST_SKIPPED:.0%}; repair or remove them, then run the same command again"
         )
-
-
-def list_left_out(images: ImageSet, listing: Path) -> None:
-    """Write the images that could not be decoded into a file, each with the reason."""
-    lines = [f"{images.files[number]}\t{reason}\n" for number, reason in images.left_out.items()]
-    replace_file(listing, "".join(lines).encode("utf-8", "surrogateescape"))
-    print_once(f"all that were left out: {listing}")
 
 
 class SideBySide:

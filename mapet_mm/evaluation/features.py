@@ -1,10 +1,11 @@
-"""Features of an image set, in files or in memory, read in blocks."""
+"""Features of an image set, in files, read in blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,40 +19,87 @@ BLOCK = 256  # images in a file: 0.8 MB of a layer of ViT-B, 77 MB of its patch 
 TOKENS = "tokens"
 
 
+class LayerParts(Parts):
+    """Parts of an image set, which never grows: the last one has no room for more."""
+
+    def empty(self, part: int) -> Part:
+        """Rows that are all pending."""
+        return Part.empty(len(self.part_range(part)), self.shape, self.dtype)
+
+
 class Features:
-    """Features of an image set. Subclasses say where they are: they have `read`.
+    """Features of an image set in float16, in parts of 256 images: one `Parts` a layer, one of patch tokens.
 
     There are two kinds. "pooled" has class token and patch mean of a layer side by side, `(n, S D)` with
     S = 2, or S = 1 where a backbone has no class token or no patches. "tokens" has the last layer's patch
-    tokens, `(n, N, D)`. Everything is read as float32.
+    tokens, `(n, N, D)`. Everything is given in float32.
+
+    Attributes:
+        labels: class of each image, or None.
 
     Args:
-        name: of the image set.
+        folder: of one image set and one backbone.
+        images: the set. Those that could not be decoded are left out of it, and have no features.
         layers: their names, "1", ..., "output".
         poolings: 'class token' and 'mean', or the one that there is.
         dim: width of a token, `D`.
         grid: (H, W) patches; (0, 0) if the features are vectors.
-        labels: class of each image, or None.
-        sizes: number of images of each block.
+        identity: all that decides the features.
     """
 
     def __init__(
         self,
-        name: str,
+        folder: Path,
+        images: ImageSet,
         layers: Sequence[str],
         poolings: Sequence[str],
         dim: int,
         grid: tuple[int, int],
-        labels: Int64[Tensor, " image"] | None,
-        sizes: Sequence[int],
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name
+        self.folder = folder
+        self.images = images
         self.layers = list(layers)
         self.poolings = list(poolings)
         self.dim = dim
         self.grid = grid
-        self.labels = labels
-        self.ends = torch.tensor(sizes, dtype=torch.int64).cumsum(0)  # of the blocks
+        self.identity = identity
+        shapes = {layer: (len(poolings) * dim,) for layer in layers}
+        if grid != (0, 0):
+            shapes[TOKENS] = (prod(grid), dim)
+        self.parts: dict[str, Parts] = {}
+        for name, shape in shapes.items():
+            self.parts[name] = LayerParts(folder, name, "features", shape, np.float16, images.files, BLOCK)
+        self.look()
+
+    def look(self) -> None:
+        """See what is in the files now. Images that could not be decoded are left out."""
+        self.states = {name: parts.all_states() for name, parts in self.parts.items()}
+        left_out = {}
+        for name, states in self.states.items():
+            skipped = np.flatnonzero(states == SKIPPED).tolist()
+            reasons = self.parts[name].skipped if skipped else {}
+            left_out.update({row: reasons[self.images.files[row]] for row in skipped})
+        self.images.leave_out(left_out)
+        self.labels = self.images.labels
+        self.kept = np.isin(np.arange(len(self.images.files)), list(left_out), invert=True)
+        sizes = np.add.reduceat(self.kept, np.arange(0, len(self.kept), BLOCK), dtype=np.int64)
+        self.ends = torch.from_numpy(sizes).cumsum(0)  # of the blocks
+
+    def names(self, kinds: Sequence[str | int]) -> list[str]:
+        """The names in `parts` of some kinds: 'pooled', 'layers', 'tokens', or a number of last layers."""
+        last = {"pooled": 1, "layers": len(self.layers), TOKENS: 0}
+        count = max(last.get(kind, kind) for kind in kinds)
+        names = self.layers[-count:] if count else []
+        return [*names, TOKENS] if TOKENS in kinds and TOKENS in self.parts else names
+
+    def missing(self, name: str) -> int:
+        """How many images have no features of a layer, or no patch tokens, yet."""
+        return int((self.states[name] == PENDING).sum())
+
+    def missing_bytes(self, name: str) -> int:
+        """Size on disk of what is missing of a layer, or of the patch tokens."""
+        return self.missing(name) * prod(self.parts[name].shape) * self.parts[name].dtype.itemsize
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -59,9 +107,7 @@ class Features:
     @property
     def settings(self) -> list[str]:
         """What classifiers are given: each pooling and, of two, 'both' side by side."""
-        if len(self.poolings) == 1:
-            return self.poolings
-        return [*self.poolings, "both"]
+        return [*self.poolings, "both"] if len(self.poolings) == 2 else self.poolings
 
     @property
     def num_blocks(self) -> int:
@@ -74,22 +120,21 @@ class Features:
         return slice(start, int(self.ends[block]))
 
     def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
-        """A block: `(b, S D)` of one layer, without reading the others, or `(b, N, D)`, as it is stored.
+        """A block in float16: `(b, S D)` of one layer, without reading the others, or `(b, N, D)`.
 
         Args:
             kind: 'pooled' | 'tokens'.
             block: its number.
             layer: its index in `layers`.
         """
-        raise NotImplementedError
+        parts = self.parts[TOKENS if kind == TOKENS else self.layers[layer]]
+        # Opened for this block alone: all layers' files of ImageNet are more than a process may open.
+        values = parts.open(block).rows(parts.kind)
+        kept = self.kept[block * BLOCK : (block + 1) * BLOCK]
+        return torch.from_numpy(values if kept.all() else values[kept])
 
     def blocks(self, kind: str, layer: int = -1) -> Iterator[tuple[slice, Float[Tensor, ...]]]:
-        """All blocks in order, with their images.
-
-        Args:
-            kind: 'pooled' gives `(b, S D)` of one layer, 'tokens' the patch tokens `(b, N, D)`.
-            layer: its index in `layers`.
-        """
+        """All blocks in order, with their images; see `read`."""
         for block in range(self.num_blocks):
             yield self.rows(block), self.read(kind, block, layer).float()
 
@@ -133,96 +178,3 @@ class Features:
         blocks, counts = blocks.unique_consecutive(return_counts=True)
         for block, some in zip(blocks.tolist(), images.split(counts.tolist()), strict=True):
             yield block, some - self.rows(block).start
-
-
-class LayerParts(Parts):
-    """Parts of an image set, which never grows: the last one has no room for more."""
-
-    def empty(self, part: int) -> Part:
-        """Rows that are all pending."""
-        return Part.empty(len(self.part_range(part)), self.shape, self.dtype)
-
-
-class FeatureBank(Features):
-    """Features in float16 in parts of 256 images: one `Parts` a layer, and one of the patch tokens.
-
-    Args:
-        folder: of one image set and one backbone.
-        images: the set. Those that could not be decoded are left out of it, and have no features.
-        **known: `layers`, `poolings`, `dim` and `grid`, as for `Features`.
-    """
-
-    def __init__(self, folder: Path, images: ImageSet, **known) -> None:
-        super().__init__(name=images.name, labels=images.labels, sizes=[], **known)
-        self.folder = folder
-        self.images = images
-        shapes = {layer: (len(self.poolings) * self.dim,) for layer in self.layers}
-        if self.grid != (0, 0):
-            shapes[TOKENS] = (prod(self.grid), self.dim)
-        self.parts: dict[str, Parts] = {}
-        for name, shape in shapes.items():
-            self.parts[name] = LayerParts(folder, name, "features", shape, np.float16, images.files, BLOCK)
-        self.look()
-
-    def look(self) -> None:
-        """See what is in the files now. Images that could not be decoded are left out."""
-        self.states = {name: parts.all_states() for name, parts in self.parts.items()}
-        left_out = {}
-        for name, states in self.states.items():
-            skipped = np.flatnonzero(states == SKIPPED).tolist()
-            reasons = self.parts[name].skipped if skipped else {}
-            left_out.update({row: reasons[self.images.files[row]] for row in skipped})
-        self.images.leave_out(left_out)
-        self.labels = self.images.labels
-        self.kept = np.isin(np.arange(len(self.images.files)), list(left_out), invert=True)
-        sizes = np.add.reduceat(self.kept, np.arange(0, len(self.kept), BLOCK), dtype=np.int64)
-        self.ends = torch.from_numpy(sizes).cumsum(0)
-
-    def names(self, kinds: Sequence[str | int]) -> list[str]:
-        """The names in `parts` of some kinds: 'pooled', 'layers', 'tokens', or a number of last layers."""
-        last = {"pooled": 1, "layers": len(self.layers), TOKENS: 0}
-        count = max(last.get(kind, kind) for kind in kinds)
-        names = self.layers[-count:] if count else []
-        return [*names, TOKENS] if TOKENS in kinds and TOKENS in self.parts else names
-
-    def missing(self, name: str) -> int:
-        """How many images have no features of a layer, or no patch tokens, yet."""
-        return int((self.states[name] == PENDING).sum())
-
-    def missing_bytes(self, name: str) -> int:
-        """Size on disk of what is missing of a layer, or of the patch tokens."""
-        return self.missing(name) * prod(self.parts[name].shape) * self.parts[name].dtype.itemsize
-
-    def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
-        """A part's rows."""
-        parts = self.parts[TOKENS if kind == TOKENS else self.layers[layer]]
-        # Opened for this block alone: all layers' files of ImageNet are more than a process may open.
-        values = parts.open(block).rows(parts.kind)
-        kept = self.kept[block * BLOCK : (block + 1) * BLOCK]
-        return torch.from_numpy(values if kept.all() else values[kept])
-
-
-class MemoryFeatures(Features):
-    """Features in memory.
-
-    Args:
-        pooled: `(L, n, S D)`.
-        tokens: `(n, N, D)`.
-        poolings: as for `Features`.
-        **known: `name`, `layers`, `grid` and `labels`, as for `Features`.
-    """
-
-    def __init__(
-        self, pooled: Tensor, tokens: Tensor | None = None, *, poolings: Sequence[str], **known
-    ) -> None:
-        dim = pooled.shape[2] // len(poolings)
-        sizes = [len(rows) for rows in pooled[0].split(BLOCK)]
-        super().__init__(poolings=poolings, dim=dim, sizes=sizes, **known)
-        self.values = {"pooled": pooled, TOKENS: tokens}
-
-    def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
-        """A block's part of the values."""
-        values = self.values[kind]
-        if kind == "pooled":
-            values = values[layer]
-        return values[self.rows(block)]

@@ -13,8 +13,11 @@ from mapet_mm.datasets.classes import classes_of, level_of_classes
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import draw_share, groups_of
 from mapet_mm.datasets.image_folder import ImageFolder, image_names, is_of_system, others_text
+from mapet_mm.datasets.look import look
+from mapet_mm.datasets.pictures import Reading
 from mapet_mm.datasets.pipelines import image_paths
-from mapet_mm.evaluation.images import ImageSetError
+from mapet_mm.datasets.tiles import tile_names
+from mapet_mm.evaluation.images import Data, ImageSetError
 from mapet_mm.utils.dist import print_once
 
 FIFTH = 5
@@ -29,9 +32,7 @@ DENSE = {
 ADE20K_CLASSES = "objectInfo150.txt"  # a file of ADE20K beside `images` and `annotations`
 
 
-def folder_loaders(
-    folder: Path, labels: str | None = None, class_level: int | None = None, groups: str | None = None
-) -> dict[str, Any]:
+def folder_loaders(folder: Path, data: Data) -> dict[str, Any]:
     """Image sets of a folder, by its layout, without pipelines.
 
     Known are ImageNet's and any other `train` and `val` with a folder per class, or `val` flat with its
@@ -40,9 +41,7 @@ def folder_loaders(
 
     Args:
         folder: the folder.
-        labels: file of lines `name class`, instead of folders.
-        class_level: level of the folders that are classes; see `classes_of`.
-        groups: of the images, which no division parts; see `groups_of`.
+        data: what is said of its images.
 
     Raises:
         ImageSetError: another layout, or ADE20K's without its list of classes; or groups where they have no
@@ -50,30 +49,50 @@ def folder_loaders(
     """
     if (folder / "VOC2012").is_dir():
         folder /= "VOC2012"
-    for kind, (images, maps, parts) in DENSE.items():
-        if (folder / images).is_dir() and (folder / maps).is_dir():
-            if kind == "ADE20KDataset":
-                _check_ade20k(folder)
-            if groups:
-                raise ImageSetError(f"{folder} has pixel labels: --groups is for classes of images")
-            return {f"dense_{name}": _dense(kind, folder, images, maps, part) for name, part in parts.items()}
+    for kind, (images, labels, _) in DENSE.items():
+        if (folder / images).is_dir() and (folder / labels).is_dir():
+            return _with_pixel_labels(kind, folder, data)
     if not (folder / "train").is_dir():
-        return _one_folder(folder, labels, class_level, groups)
+        return _one_folder(folder, data)
     if not (folder / "val").is_dir():
         raise ImageSetError(f"{folder} has no folder `val`: it takes `train` and `val`")
     flat = {}
     for name in ("train", "val"):
-        is_listed = (folder / f"meta/{name}.txt").is_file() and not labels
+        is_listed = (folder / f"meta/{name}.txt").is_file() and not data.labels
         if is_listed and not _class_folders(folder / name):
-            if groups:
-                raise ImageSetError(f"{folder} has its classes in meta/{name}.txt: --groups is for folders")
+            if data.groups or data.tiles:
+                raise ImageSetError(
+                    f"{folder} has its classes in meta/{name}.txt: --groups and --tiles are for folders of "
+                    "classes"
+                )
             listed = dict(type=IMAGES, data_root=str(folder), data_prefix=name)
             flat[name] = dict(dataset=dict(listed, ann_file=f"meta/{name}.txt"))
     parts = {name: (str(folder), name) for name in ("train", "val") if name not in flat}
-    made = class_loaders(parts, labels, class_level, groups)
+    made = class_loaders(parts, data)
     if flat and "train" in made:  # their numbers are those of the class folders, also of empty ones
         made["train"]["dataset"].update(metainfo=dict(classes=_class_folders(folder / "train")))
     return {name: {**made, **flat}[name] for name in ("train", "val")}
+
+
+def pictures_in_numbers(options: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+    """Options of `LoadPicture`, of whose range two percentiles become the values of a folder's images.
+
+    Args:
+        options: `range` may be two percentiles, `("1%", "99%")`.
+        path: the folder.
+
+    Raises:
+        UserError: percentiles, and no folder to look into.
+    """
+    if not any(isinstance(value, str) for value in options.get("range") or ()):
+        return dict(options)
+    if not path or not Path(path).is_dir():
+        raise ImageSetError("--range: percentiles are of the images of a folder: name it, or give numbers")
+    names, _ = image_names(path)
+    found = look([os.path.join(path, name) for name in names], Reading(**options))
+    for line in found.words:
+        print_once(line)
+    return {name: value for name, value in found.load.items() if name != "type"}
 
 
 def _class_folders(folder: Path) -> list[str]:
@@ -81,44 +100,44 @@ def _class_folders(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_of_system(path.name))
 
 
-def class_loaders(
-    parts: Mapping[str, tuple[str, str]],
-    labels: str | None = None,
-    class_level: int | None = None,
-    groups: str | None = None,
-) -> dict[str, Any]:
+def class_loaders(parts: Mapping[str, tuple[str, str]], data: Data) -> dict[str, Any]:
     """Image sets of folders with a folder per class, at one level of all; without classes if there are none.
 
     `train` and `val` number the classes of both; further sets may have others, which are known by name.
 
     Args:
         parts: for each set, a folder that names are relative to, and a folder in it, or "" for all of it.
-        labels: see `folder_loaders`.
-        class_level: see `folder_loaders`.
-        groups: see `folder_loaders`.
+        data: what is said of their images.
     """
     names = {}
     for name, (folder, part) in parts.items():
         names[name], others = image_names(folder, part)
         if others:
             print_once(f"{Path(folder, part)}: other files, left out: {others_text(others)}")
+        if data.tiles:
+            names[name], _ = tile_names(folder, names[name], *data.tiles)
     found = list(chain.from_iterable(names.values()))
-    group_of, about_groups = groups_of(groups, found)
-    classes, words = classes_of(labels, found, class_level, group_of)
+    group_of, about_groups = groups_of(data.groups, found)
+    classes, words = classes_of(data.labels, found, data.class_level, group_of)
     about = "; ".join(filter(None, [about_groups, words]))
     print_once(f"{', '.join(sorted({folder for folder, _ in parts.values()}))}: {about}")
     _note_copies(parts, names)
     classes = classes or {}
-    both = {classes[name] for part in ("train", "val") for name in names.get(part, ()) if name in classes}
+    of_both = chain(names.get("train", ()), names.get("val", ()))
+    both = {classes[name] for name in of_both if name in classes}
     loaders = {}
     for name, (folder, part) in parts.items():
         dataset = dict(type=IMAGES, data_prefix=folder, part=part, with_label=False)
-        if groups:
-            dataset["groups"] = str(groups)
+        if data.groups:
+            dataset["groups"] = str(data.groups)
+        if data.tiles:
+            dataset["tiles"] = data.tiles
         if classes.keys() & names[name]:
-            level = class_level or level_of_classes(found)
-            source = dict(labels=str(labels)) if labels else dict(class_level=level)
-            dataset.update(with_label=True, **source)
+            dataset["with_label"] = True
+            if data.labels:
+                dataset["labels"] = str(data.labels)
+            else:
+                dataset["class_level"] = data.class_level or level_of_classes(found)
             if name in ("train", "val"):
                 dataset.update(metainfo=dict(classes=sorted(both)))
         loaders[name] = dict(dataset=dataset)
@@ -130,51 +149,53 @@ def _note_copies(parts: Mapping[str, tuple[str, str]], names: Mapping[str, list[
     num_images = sum(map(len, names.values()))
     if not {"train", "val"} <= set(parts) or num_images > MOST_COMPARED:
         return
-    paths = {name: [os.path.join(parts[name][0], one) for one in names[name]] for name in ("train", "val")}
-    num_train = len(paths["train"])
-    first = first_copies(paths["train"] + paths["val"])
-    num_copies = sum(index < num_train for index in first[num_train:])
+    train = [os.path.join(parts["train"][0], name) for name in names["train"]]
+    val = [os.path.join(parts["val"][0], name) for name in names["val"]]
+    first = first_copies(train + val)
+    num_copies = sum(index < len(train) for index in first[len(train) :])
     if num_copies:
-        print_once(f"{num_copies} of {len(paths['val'])} `val` images are copies of `train` images")
+        print_once(f"{num_copies} of {len(val)} `val` images are copies of `train` images")
 
 
-def _check_ade20k(folder: Path) -> None:
-    """Raise ImageSetError for another data set in ADE20K's folders: it has its own classes, perhaps a 0."""
-    if not (folder / ADE20K_CLASSES).is_file():
+def _with_pixel_labels(kind: str, folder: Path, data: Data) -> dict[str, Any]:
+    """Loaders of images with pixel labels; Pascal VOC's parts are lists, the others' are folders."""
+    if kind == "ADE20KDataset" and not (folder / ADE20K_CLASSES).is_file():
+        # Another data set in ADE20K's folders has its own classes, perhaps a 0.
         raise ImageSetError(
             f"{folder} has the folders of ADE20K, but not its {ADE20K_CLASSES}: for other classes name a "
             "config with `dense_train` and `dense_val` as --data; for ADE20K add that file"
         )
+    if data.groups or data.tiles:
+        raise ImageSetError(f"{folder} has pixel labels: --groups and --tiles are for classes of images")
+    images, labels, parts = DENSE[kind]
+    loaders = {}
+    for name, part in parts.items():
+        dataset = dict(type=f"mmseg.{kind}", data_root=str(folder))
+        if kind == "PascalVOCDataset":
+            dataset["data_prefix"] = dict(img_path=images, seg_map_path=labels)
+            dataset["ann_file"] = f"ImageSets/Segmentation/{part}.txt"
+        else:
+            dataset["data_prefix"] = dict(img_path=f"{images}/{part}", seg_map_path=f"{labels}/{part}")
+        loaders[f"dense_{name}"] = dict(dataset=dataset)
+    return loaders
 
 
-def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict[str, Any]:
-    """A loader of images with pixel labels; Pascal VOC's parts are lists, the others' are folders."""
-    known = dict(type=f"mmseg.{kind}", data_root=str(folder))
-    if kind == "PascalVOCDataset":
-        prefix = dict(img_path=images, seg_map_path=labels)
-        known.update(data_prefix=prefix, ann_file=f"ImageSets/Segmentation/{part}.txt")
-    else:
-        known["data_prefix"] = dict(img_path=f"{images}/{part}", seg_map_path=f"{labels}/{part}")
-    return dict(dataset=known)
-
-
-def _one_folder(
-    folder: Path, labels: str | None, class_level: int | None, groups: str | None
-) -> dict[str, Any]:
+def _one_folder(folder: Path, data: Data) -> dict[str, Any]:
     """Two loaders of one folder per class; every fifth image of each class is in `val`, with its copies.
 
     Of images in groups, groups with a fifth of the images are; of copies the first alone is taken then.
 
     A folder without classes is `val` alone, for measures without labels, with mirrored images as second view.
     """
-    (loader,) = class_loaders({"all": (str(folder), "")}, labels, class_level, groups).values()
+    (loader,) = class_loaders({"all": (str(folder), "")}, data).values()
     known = loader["dataset"]
     if not known["with_label"]:
         print_once(f"{folder}: measures without labels")
         return {"val": loader, "view": dict(type="RandomFlip", prob=1.0)}
     dataset = ImageFolder(**{name: value for name, value in known.items() if name != "type"})
-    indices = _divided_by_groups(dataset) if groups else _divided_by_images(dataset)
-    rule = "groups with a fifth of the images are" if groups else "every fifth image of each class is"
+    has_groups = data.groups or data.tiles  # tiles of a file are one
+    indices = _divided_by_groups(dataset) if has_groups else _divided_by_images(dataset)
+    rule = "groups with a fifth of the images are" if has_groups else "every fifth image of each class is"
     print_once(f"{folder}: {rule} tested on, {len(indices['val'])} of {len(dataset)}")
     return {name: dict(dataset=dict(indices=own, **known)) for name, own in indices.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmengine.utils import to_2tuple
 
+from mapet_mm.datasets.classes import NO_CLASSES
 from mapet_mm.datasets.look import as_in_training
 from mapet_mm.evaluation.folders import class_loaders, folder_loaders
-from mapet_mm.evaluation.images import ImageSet, ImageSetError
+from mapet_mm.evaluation.images import Data, ImageSet, ImageSetError
 from mapet_mm.interop.description import ContinuedViT, Preparation, description_of
 from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.dist import print_once
@@ -25,48 +27,87 @@ NO_SETS = ("folder", "folders", "per_class", "protocols", "version")  # its othe
 NAMED_FILES = ("ann_file", "store", "left_out", "groups")  # by a dataset: lists of images, a token store
 
 
-def read_image_sets(
-    config: Config,
-    data: str | None = None,
-    labels: str | None = None,
-    class_level: int | None = None,
-    workers: int | None = None,
-    groups: str | None = None,
-) -> dict[str, ImageSet]:
-    """The image sets of a config, or of `data` instead.
+def read_image_sets(config: Config, path: str | None = None, **said: Any) -> dict[str, ImageSet]:
+    """The image sets of a model's config, or those of a folder or another config: see `DeclaredSets`.
 
     Args:
-        config: the model's. Its section `evaluation` names the sets, each as a data loader, or their
-            `folder`; `view` may be a transform instead, such as `dict(type="RandomFlip", prob=1.0)`, which
-            makes a second view of `val`. Without a section, the sets of `knn_probe` are 'train' and
-            'val'. Sets without a pipeline take the model's: the one of `val`, or of the test.
-        data: another config with such a section, or a folder of `folder_loaders`.
-        labels: file of lines `name class`, for the images of folders.
-        class_level: level of the folders that are classes; see `classes_of`.
-        workers: processes that load images, in place of the number that a loader names.
-        groups: of the images of folders, which no division parts; see `groups_of`.
+        config: the model's.
+        path: see `Data`.
+        **said: see `Data`.
+    """
+    return DeclaredSets(config, Data(path, **said)).of_model(config)
+
+
+class DeclaredSets:
+    """The image sets that a folder or a config declares, for any number of models: names are read once.
+
+    Args:
+        config: its section `evaluation` names the sets, each as a data loader, or their `folder`; `view` may
+            be a transform instead, such as `dict(type="RandomFlip", prob=1.0)`, which makes a second view of
+            `val`. Without a section, the sets of `knn_probe` are 'train' and 'val'.
+        data: a folder of `folder_loaders`, or another config with such a section, and what is said of it.
+        loaders: of a folder, in place of those that its layout says.
 
     Raises:
-        ImageSetError: no images, or labels, levels and groups for images that are in no folder; or groups
-            with images in `train` and in another set.
+        ImageSetError: no images, or labels, levels and groups for images that are in no folder.
     """
-    declared = declaring_config(config, data)
-    if data and Path(data).is_dir():
-        loaders = folder_loaders(Path(data), labels, class_level, groups)
-    else:
-        loaders = sets_of_config(declared, labels, class_level, groups)
-    found = {}
-    for name, loader in loaders.items():
-        view = loader if "type" in loader else None  # a transform that makes the second view
-        loader = with_pipeline(name, loaders["val"] if view else loader, declared, config, data)
-        if view:
-            innermost(loader)["pipeline"].insert(-1, view)
-        if workers is not None:
-            loader["num_workers"] = workers
-        with DefaultScope.overwrite_default_scope(scope_of(declared)):
-            found[name] = ImageSet(name, loader)
-    require_whole_groups(found)
-    return found
+
+    def __init__(self, config: Config, data: Data, loaders: Mapping[str, Any] | None = None) -> None:
+        self.data = data
+        self.declared: Config | None = None  # of a folder, each model's own config stands for it
+        if data.path and Path(data.path).is_dir():
+            self.loaders = loaders or folder_loaders(Path(data.path), data)
+        else:
+            self.declared = declaring_config(config, data.path)
+            self.loaders = sets_of_config(self.declared, data)
+        self._read: dict[str, ImageSet] = {}
+
+    def of_model(self, config: Config) -> dict[str, ImageSet]:
+        """The sets by name. Those without a pipeline take the model's: the one of `val`, or of the test.
+
+        Raises:
+            ImageSetError: there is no such pipeline, or groups have images in `train` and in another set.
+        """
+        declared = config if self.declared is None else self.declared
+        found = {}
+        for name, loader in self.loaders.items():
+            of_images = name
+            transforms = []
+            if "type" in loader:  # a transform that makes the second view
+                of_images = "val"
+                transforms = [loader]
+            loader = self._with_pipeline(name, self.loaders[of_images], declared, config)
+            innermost(loader)["pipeline"][-1:-1] = transforms
+            with DefaultScope.overwrite_default_scope(scope_of(declared)):
+                found[name] = ImageSet(name, loader, self._read.get(of_images))
+            self._read[name] = found[name]
+        require_whole_groups(found)
+        return found
+
+    def _with_pipeline(
+        self, name: str, loader: Mapping[str, Any], declared: Config, config: Config
+    ) -> dict[str, Any]:
+        """A copy of a loader whose files are found and whose dataset has a pipeline: its own, or the model's.
+
+        Args:
+            name: of the set.
+            loader: of the set.
+            declared: the config that names it.
+            config: the model's.
+        """
+        loader = copy.deepcopy(dict(loader))
+        dataset = innermost(loader)
+        _find_files(dataset, declared)
+        if dataset.get("pipeline") is None:
+            own = _model_loader(config, self.data.path or declared.filename)
+            loader = {**own, **loader}  # with its options, but for those that it names itself
+            dataset["pipeline"] = _pipeline_of(own, dense=name.startswith("dense"))
+        if self.data.tiles and "tiles" in dataset:
+            load, *steps = dataset["pipeline"]
+            dataset["pipeline"] = [dict(load, type="mapet_mm.LoadPicture", tile=self.data.tiles[0]), *steps]
+        if self.data.workers is not None:
+            loader["num_workers"] = self.data.workers
+        return loader
 
 
 def require_whole_groups(sets: Mapping[str, ImageSet]) -> None:
@@ -82,24 +123,19 @@ def require_whole_groups(sets: Mapping[str, ImageSet]) -> None:
             )
 
 
-def images_of_folder(config: Config, folder: Path, workers: int | None = None) -> ImageSet:
+def images_of_folder(config: Config, data: Data) -> ImageSet:
     """All images in a folder, without labels, by the pipeline of a model's config."""
-    (loader,) = class_loaders({"images": (str(folder), "")}, class_level=0).values()
-    loader = with_pipeline("images", loader, config, config, str(folder))
-    if workers is not None:
-        loader["num_workers"] = workers
-    with DefaultScope.overwrite_default_scope(scope_of(config)):
-        return ImageSet("images", loader)
+    data = replace(data, class_level=NO_CLASSES)
+    sets = DeclaredSets(config, data, class_loaders({"images": (data.path, "")}, data))
+    return sets.of_model(config)["images"]
 
 
-def declaring_config(config: Config, data: str | None) -> Config:
-    """The config that declares image sets and protocols: another one if `data` names it."""
-    return read_config(data) if data and not Path(data).is_dir() else config
+def declaring_config(config: Config, path: str | None) -> Config:
+    """The config that declares image sets and protocols: another one if `path` names it."""
+    return read_config(path) if path and not Path(path).is_dir() else config
 
 
-def sets_of_config(
-    config: Config, labels: str | None, class_level: int | None, groups: str | None
-) -> dict[str, Mapping[str, Any]]:
+def sets_of_config(config: Config, data: Data) -> dict[str, Mapping[str, Any]]:
     """The loaders, some without a pipeline, that a config names: for its evaluation or, else, its training.
 
     Raises:
@@ -108,20 +144,18 @@ def sets_of_config(
     section = config.get(SECTION) or {}
     sets = {name: value for name, value in section.items() if name not in NO_SETS}
     folders = {name: (folder, "") for name, folder in sets.items() if isinstance(folder, str)}
-    sources = (labels, class_level, groups)
-    if sources != (None, None, None) and not (folders or section.get("folder")):
+    is_said = (data.labels, data.class_level, data.groups, data.tiles) != (None, None, None, None)
+    if is_said and not (folders or section.get("folder")):
         raise ImageSetError(
-            "--labels, --class-level and --groups are for images of folders, but config "
+            "--labels, --class-level, --groups and --tiles are for images of folders, but config "
             f"{config.filename} declares datasets: name a folder as --data"
         )
-    loaders = folder_loaders(Path(section["folder"]), *sources) if section.get("folder") else {}
-    of_folders = class_loaders(folders, *sources) if folders else {}
+    loaders = folder_loaders(Path(section["folder"]), data) if section.get("folder") else {}
+    of_folders = class_loaders(folders, data) if folders else {}
     loaders.update({name: of_folders.get(name, value) for name, value in sets.items()})
-    if loaders:
-        return loaders
     probe = config.get("knn_probe") or {}
-    keys = {"train": "train_dataloader", "val": "val_dataloader"}
-    loaders = {name: probe[key] for name, key in keys.items() if key in probe}
+    if not loaders and probe:
+        loaders = {"train": probe["train_dataloader"], "val": probe["val_dataloader"]}
     if loaders:
         return loaders
     if not config.get("train_dataloader"):
@@ -133,28 +167,6 @@ def sets_of_config(
     loader = dict(dataset=copy.deepcopy(config.train_dataloader["dataset"]))
     innermost(loader)["pipeline"] = None
     return {"val": loader}  # for measures without labels
-
-
-def with_pipeline(
-    name: str, loader: Mapping[str, Any], declared: Config, config: Config, data: str | None
-) -> dict[str, Any]:
-    """A copy of a loader whose files are found and whose dataset has a pipeline: its own, or the model's.
-
-    Args:
-        name: of the set.
-        loader: of the set.
-        declared: the config that names it.
-        config: the model's.
-        data: for an error.
-    """
-    loader = copy.deepcopy(dict(loader))
-    dataset = innermost(loader)
-    _find_files(dataset, declared)
-    if dataset.get("pipeline") is None:
-        own = _model_loader(config, data or declared.filename)
-        loader = {**own, **loader}  # with its options, but for those that it names itself
-        dataset["pipeline"] = _pipeline_of(own, dense=name.startswith("dense"))
-    return loader
 
 
 def innermost(loader: Mapping[str, Any]) -> dict[str, Any]:

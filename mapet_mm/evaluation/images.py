@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +14,12 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from mmcv.transforms import LoadImageFromFile
+from mmengine.dataset import BaseDataset, Compose
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from mapet_mm.datasets.building import build_dataset
+from mapet_mm.datasets.building import build_dataset, require_photographs
 from mapet_mm.datasets.pipelines import label_of, leaf_datasets
 from mapet_mm.tokenizers.images import ImageReader
 from mapet_mm.utils.dist import print_once
@@ -27,6 +30,28 @@ from mapet_mm.utils.loader_workers import default_workers
 
 class ImageSetError(UserError):
     """Images or labels that the evaluation cannot use."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images somebody wants to know about, and what is said of them beside their files.
+
+    Args:
+        path: a folder of images, or a config that names image sets; None for those that the model's config
+            names.
+        labels: file of lines `name class`, for the images of folders.
+        class_level: level of the folders that are classes; see `classes_of`.
+        groups: of the images of folders, which no division parts; see `groups_of`.
+        workers: processes that load images, in place of the number that a config names.
+        tiles: side and overlap, in pixels, of the tiles of the images of folders, each an image then.
+    """
+
+    path: str | None = None
+    labels: str | None = None
+    class_level: int | None = None
+    groups: str | None = None
+    workers: int | None = None
+    tiles: tuple[int, int] | None = None
 
 
 class ImageSet:
@@ -45,30 +70,45 @@ class ImageSet:
         config: as a data loader's: `dataset`, and `batch_size` (64) and `num_workers` (up to 8); `answers` is
             a JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; with `per_class`
             the figure is the mean over classes; other options are ignored.
+        like: a set of the same images by another pipeline, whose names are not read again.
     """
 
-    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, config: Mapping[str, Any], like: ImageSet | None = None) -> None:
         self.name = name
         self.config = config["dataset"]
         self.batch_size = config.get("batch_size", 64)
         self.num_workers = config.get("num_workers", default_workers())
         self.answers = config.get("answers")
         self.per_class = config.get("per_class", False)
-        self.dataset: Dataset = build_dataset(config["dataset"])
+        if like is not None and isinstance(like.dataset, BaseDataset):
+            self.dataset = copy.copy(like.dataset)
+            self.dataset.pipeline = Compose(self.config["pipeline"])
+            require_photographs(self.dataset)
+            self.files = like.files
+            self._labels = like._labels
+            self._groups = like._groups
+        else:
+            self.dataset: Dataset = build_dataset(self.config)
+            self._read_names()
+        # Another model that takes the images alike asks the disk for no file's time again.
+        self._same = like if like is not None and like.config == self.config else None
         for leaf in leaf_datasets(self.dataset):
             steps = getattr(getattr(leaf, "pipeline", None), "transforms", ())
             if steps and isinstance(steps[0], LoadImageFromFile):
                 steps[0] = ImageReader(steps[0])
+        self.left_out: dict[int, str] = {}  # images that cannot be decoded, with the reason
+        self.shown = np.arange(len(self.files))  # the others
+
+    def _read_names(self) -> None:
+        """Read path, label and group of each image."""
         self.files: list[str] = []
         self._labels: list[int | None] = []
         self._groups: list[str | None] = []
-        for number in tqdm(range(len(self.dataset)), f"reading names of {name}", unit="image", delay=2):
+        for number in tqdm(range(len(self.dataset)), f"reading names of {self.name}", unit="image", delay=2):
             info = self.dataset.get_data_info(number)
             self.files.append(str(info.get("img_path") or f"number {number}"))
             self._labels.append(label_of(info))
             self._groups.append(info.get("group"))
-        self.left_out: dict[int, str] = {}  # images that cannot be decoded, with the reason
-        self.shown = np.arange(len(self.files))  # the others
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ImageSet) and (self.digest, self.left_out) == (other.digest, other.left_out)
@@ -132,6 +172,8 @@ class ImageSet:
 
         Images that are left out count as well: a file that is repaired has another time.
         """
+        if self._same is not None:
+            return self._same.digest
         known = hashlib.sha256(digest(self.config).encode())
         for path, label in zip(self.files, self._labels, strict=True):
             line = f"{path}|{label}|{_size_and_time(path)}\n"

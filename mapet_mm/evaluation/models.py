@@ -15,7 +15,7 @@ from mapet_mm.datasets.look import reading_pictures
 from mapet_mm.evaluation.checkpoints import RANDOM, Model, load_checkpoint, model_of
 from mapet_mm.evaluation.image_sets import add_test_pipeline
 from mapet_mm.evaluation.libraries import LIBRARIES, one_line
-from mapet_mm.evaluation.weights import load_weights, require_weights
+from mapet_mm.evaluation.weights import load_weights
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import Preparation, read_description
 from mapet_mm.interop.released import SCHEME
@@ -101,8 +101,8 @@ def find_model(name: str, checkpoint: str | None = None, **asked: Any) -> Reques
         if getattr(request, key) and key not in source.takes:
             raise UserError(f"{flag}: {name} is {source.words}, which takes none: {remedy}")
     source.find(request)
-    if checkpoint:
-        require_weights(checkpoint)
+    if checkpoint and "://" not in checkpoint and not Path(checkpoint).expanduser().exists():
+        raise UserError(f"no such file: {checkpoint}")
     return request
 
 
@@ -134,15 +134,15 @@ def source_of(name: str) -> str:
 
 def _source_of_folder(folder: Path) -> str:
     """The source of a folder; UserError for one of no library, or a part of a RUN."""
-    is_of_library = (folder / "config.json").is_file()
-    if not is_of_library and not (folder / IDENTITY).is_file():
+    config = folder / "config.json"
+    if not config.is_file() and not (folder / IDENTITY).is_file():
         for run in reversed(folder.resolve().parents):  # MMEngine leaves a copy of the config in RUN/training
             if Run(run).exists:
                 raise UserError(f"{folder} is a part of the RUN {run}: name that")
     if Run(folder).exists:
         return "run"
-    if is_of_library:
-        return "timm" if '"architecture"' in (folder / "config.json").read_text() else "hf"
+    if config.is_file():
+        return "timm" if '"architecture"' in config.read_text() else "hf"
     raise UserError(
         f"{folder}: a folder without config.json (of timm or Hugging Face) or {PRETRAINING} (of `mapet-mm "
         "pretrain`)"
@@ -158,28 +158,20 @@ def random_twin(request: Request, model: Model) -> Model | None:
     return None if twin.digest == model.digest else twin
 
 
-def _find_config(request: Request) -> Config:
-    return read_config(in_package(request.name), options=request.options)
+def _find_config(request: Request) -> tuple[Config, str | None]:
+    """A config, and the checkpoint whose weights its backbone takes."""
+    return read_config(in_package(request.name), options=request.options), request.checkpoint
 
 
-def _load_config(request: Request) -> Model:
-    """The backbone of a config's model, which takes images by the config's pipeline."""
-    return _of_config(request, _find_config(request), request.checkpoint)
+def _find_run(request: Request) -> tuple[Config, str]:
+    """The config of a RUN, and its last checkpoint."""
+    run = Run(Path(request.name))
+    checkpoint = request.checkpoint or str(run.newest_checkpoint)
+    return read_config(run / PRETRAINING, options=request.options), checkpoint
 
 
-def _find_run(request: Request) -> Path:
-    """The checkpoint that is taken of a RUN."""
-    return Path(request.checkpoint or Run(Path(request.name)).newest_checkpoint)
-
-
-def _load_run(request: Request) -> Model:
-    """The backbone that a RUN trains, with its last checkpoint."""
-    name = str(Path(request.name, PRETRAINING))
-    return _load_config(replace(request, name=name, checkpoint=str(_find_run(request))))
-
-
-def _find_released(request: Request) -> Config:
-    """The recipe of the authors' weights."""
+def _find_released(request: Request) -> tuple[Config, str]:
+    """The recipe of the authors' weights, and their name."""
     from mmpretrain.apis.model import ModelHub, list_models
 
     import mapet_mm.hub  # noqa: F401
@@ -188,14 +180,12 @@ def _find_released(request: Request) -> Config:
     found = {model.weights: model.config for model in released}
     if request.name not in found:
         raise UserError(f"no weights {request.name}: there are {', '.join(sorted(found))}")
-    return found[request.name]
+    return found[request.name], request.name
 
 
-def _load_released(request: Request) -> Model:
-    return _of_config(request, _find_released(request), request.name)
-
-
-def _of_config(request: Request, config: Config, checkpoint: str | None) -> Model:
+def _load_config(request: Request) -> Model:
+    """The backbone of a config's model, which takes images by the config's pipeline."""
+    config, checkpoint = SOURCES[source_of(request.name)].find(request)
     known = config.get("model", {}).get("data_preprocessor") or config.get("data_preprocessor") or {}
     for key in ("mean", "std"):
         if getattr(request, key):
@@ -308,9 +298,9 @@ OF_CONFIG = ("checkpoint", "prefix", "options")
 OF_LIBRARY = ("checkpoint", "prefix", "size")
 SOURCES = {
     "config": Source("a config", OF_CONFIG, _find_config, _load_config),
-    "run": Source("a RUN", OF_CONFIG, _find_run, _load_run),
+    "run": Source("a RUN", OF_CONFIG, _find_run, _load_config),
     "timm": Source("a model of timm", OF_LIBRARY, _find_in_library, _load_of_library),
     "hf": Source("a model of Hugging Face", OF_LIBRARY, _find_in_library, _load_of_library),
-    "released": Source("a name of the authors' weights", (), _find_released, _load_released),
+    "released": Source("a name of the authors' weights", (), _find_released, _load_config),
     "file": Source("a file of weights", ("size",), lambda request: None, _load_file),
 }

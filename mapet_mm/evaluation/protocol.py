@@ -1,29 +1,24 @@
-"""Protocols, which turn features into rows of a table, and what classifiers among them have in common."""
+"""Protocols, which turn features into rows of a table, and which of them run."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
 from mmengine.registry import Registry
-from torch import Tensor
 
-from mapet_mm.datasets.groups import draw_share
-from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.images import ImageSet, ImageSetError
-from mapet_mm.evaluation.tables import Row, bootstrap, mean_of_groups
+from mapet_mm.evaluation.features import TOKENS, Features
+from mapet_mm.evaluation.images import ImageSet
+from mapet_mm.evaluation.tables import Row
 from mapet_mm.utils.config import type_name
+from mapet_mm.utils.disk import GIGABYTE
+from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
 
-SETS = ("train", "val", "view", "dense_train", "dense_val")  # others are further tests of a classifier
-HELD_OUT = 10  # every tenth training image of a class chooses between settings; CAPI takes a tenth, too
+# Patch tokens of one protocol that nobody asked for which may be written; ImageNet's take 386 GB.
+MOST_TOKENS = 20 * GIGABYTE
 # The suite's protocols, the cheapest first, and the file of `protocols/` that has each.
 FILES = {
     "NearestNeighbours": "knn",
@@ -48,6 +43,11 @@ class Evaluated:
     features: Mapping[str, Features]
     images: Mapping[str, ImageSet]
     device: torch.device  # where to compute
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of `train`, which are numbered from 0."""
+        return int(self.images["train"].labels.max()) + 1
 
 
 class Protocol:
@@ -89,228 +89,113 @@ def known_protocols() -> dict[str, type[Protocol]]:
     return {name: kinds[name] for name in dict.fromkeys([*FILES, *kinds])}
 
 
-def build_protocols(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
-    """Protocols of configs `dict(type=..., ...)`.
-
-    Raises:
-        UserError: there is no such protocol.
-    """
+def build_protocol(config: Mapping[str, Any]) -> Protocol:
+    """A protocol of a config `dict(type=..., ...)`; UserError if there is no such protocol."""
+    options = dict(config)
+    name = type_name(options.pop("type"))
     known = known_protocols()
-    built = []
-    for config in configs:
-        options = dict(config)
-        name = type_name(options.pop("type"))
-        if name not in known:
-            raise UserError(f"`protocols` has {name}: one of {', '.join(known)}")
-        built.append(known[name](**options))
-    return built
+    if name not in known:
+        raise UserError(f"`protocols` has {name}: one of {', '.join(known)}")
+    return known[name](**options)
 
 
-def every_tenth(count: int) -> Bool[Tensor, " image"]:
-    """True for the tenth of some images, the twentieth, ...; for the last of fewer than ten."""
-    return torch.arange(count) % HELD_OUT == min(HELD_OUT, count) - 1
+def choose_protocols(
+    declared: Sequence[Mapping[str, Any]] | None,
+    names: Sequence[str] | None,
+    every: bool,
+    images: Mapping[str, ImageSet],
+    features: Mapping[str, Features],
+) -> list[Protocol]:
+    """The protocols that run on some images.
 
+    Those that are named, or that a config declares, run or are refused; of declared ones, those without their
+    images are passed over. Where nobody names or declares any, all run that the images suit and that take
+    seconds.
 
-def held_out(
-    labels: Int64[Tensor, " image"], groups: Int64[Tensor, " image"] | None = None
-) -> Bool[Tensor, " image"]:
-    """True for the training images that choose between settings: every tenth of each class.
-
-    Of a class with two to nine images it is the last one; an only image is never held out. Of images in
-    groups, whole groups choose, a tenth of the images and at least one group; see `draw_share`.
+    Args:
+        declared: of a config: dicts with `type` and options; None if it declares none.
+        names: of protocols, each of which runs as it is declared, if it is.
+        every: also run all others that the images suit, however long they take.
+        images: the image sets by name.
+        features: their sizes.
 
     Raises:
-        ImageSetError: no class has two images, or each group is too large.
+        UserError: no such protocol, images that do not suit one that was asked for, or nothing to run.
+        ImportError: a protocol needs scikit-learn, which is not installed.
     """
-    chosen = torch.zeros(len(labels), dtype=torch.bool)
-    if groups is not None:
-        share = max(1 / HELD_OUT, 1 / len(groups.unique()))
-        known = [dict(enumerate(one.tolist())) for one in (labels, groups)]
-        chosen[draw_share(range(len(labels)), share, 0, *known)] = True
-        if not chosen.any() or chosen.all():
-            raise ImageSetError("no group of `train` is small enough to choose settings with")
-        return chosen
-    by_class = labels.argsort(stable=True).split(labels.bincount().tolist())
-    for images in by_class:
-        if len(images) > 1:
-            chosen[images] = every_tenth(len(images))
-    if not chosen.any():
-        raise ImageSetError("no class of `train` has two images, so none is left to choose settings with")
+    if names and every:
+        raise UserError("--all runs all protocols: leave out --protocols, or --all")
+    asked = named_protocols(names, declared or []) if names else list(declared or [])
+    of_asked = {type_name(config["type"]) for config in asked}
+    others = []
+    if every or (declared is None and not names):
+        others = [dict(type=name) for name in known_protocols() if name not in of_asked]
+    chosen = []
+    left_out = []
+    for config in [*asked, *others]:
+        protocol = build_protocol(config)
+        name = type(protocol).__name__
+        absent = set(protocol.needs(images)) - set(images)
+        if absent:
+            reason = f"there are no `{min(absent)}` images"
+        else:
+            reason = reason_against(protocol, images, features)
+        if reason and config in asked and (names or not absent):
+            raise UserError(f"{name}: {reason}")
+        if config in others:
+            reason = reason or many_tokens(protocol, images, features)
+        if reason:
+            print_once(f"no {name}: {reason}")
+            continue
+        if config in others and not every:
+            options = protocol.takes(features)
+            if options is None:
+                left_out.append(name)
+                continue
+            if options:
+                left_out.append(f"{name} (other {', '.join(options)})")
+                protocol = build_protocol({**config, **options})
+        chosen.append(protocol)
+    if left_out:
+        print_once(f"left out, to be quick: {', '.join(left_out)}; --protocols NAME or --all runs them")
+    if not chosen:
+        raise UserError(
+            f"no protocol suits these images ({', '.join(images)}), so there is nothing to compute"
+        )
     return chosen
 
 
-def at_edge(value: float, grid: Sequence[float]) -> str:
-    """A note that a chosen value is the lowest or highest of several: others may be better."""
-    if len(set(grid)) == 1 or min(grid) < value < max(grid):
-        return ""
-    edge = "lowest" if value == min(grid) else "highest"
-    return f" (the {edge} of the grid)"
-
-
-def further(images: Mapping[str, ImageSet]) -> list[str]:
-    """Names of the image sets on which classifiers are tested beside `val`."""
-    return [name for name in images if name not in SETS]
-
-
-def check_labels(train: ImageSet, val: ImageSet) -> int:
-    """The number of classes of two image sets that a classifier is trained and tested on.
-
-    Raises:
-        ImageSetError: images without labels or with one below 0, one class only, a class of `val` or of the
-            dataset without an image in `train`, or classes in another order.
-    """
-    for images in (train, val):
-        if images.labels is None or images.labels.min() < 0:
-            raise ImageSetError(
-                f"the `{images.name}` images have no labels, or some have none: leave them out, or choose "
-                "protocols that need no labels"
-            )
-    check_class_names(train, val)
-    classes = set(train.labels.tolist())
-    if len(classes) < 2:
-        raise ImageSetError(f"`train` contains only class {classes.pop()}: classification needs two")
-    wanted = {*val.labels.tolist(), *range(len(train.class_names or ()))}
-    missing = wanted - classes
-    if missing:
-        raise ImageSetError(f"`train` has no image of class {min(missing)}: add some, or leave the class out")
-    return max(classes) + 1
-
-
-def answers(
-    train: ImageSet, test: ImageSet, num_classes: int
-) -> tuple[Int64[Tensor, " offered"], Bool[Tensor, "image class"]]:
-    """The classes of `train` that a test is between, and which of them are right for each of its images.
-
-    A test with a part of the classes, such as ImageNet-A, is between these; folders named by numbers, as
-    ImageNet-V2's, are the classes of these numbers.
-
-    Raises:
-        ImageSetError: a class that `train` does not have.
-    """
-    if test.answers:
-        offered = torch.arange(num_classes)
-        right = torch.zeros(len(test), num_classes, dtype=torch.bool)
-        listed = json.loads(Path(test.answers).read_text())
-        for index in range(len(test)):
-            number = int(re.findall(r"\d+", test.path(index))[-1])  # of ILSVRC2012_val_00000001.JPEG
-            right[index, listed[number - 1]] = True
-    else:
-        class_of = torch.tensor(classes_in_train(train, test, num_classes))
-        offered = class_of.sort().values
-        right = torch.zeros(len(test.labels), num_classes, dtype=torch.bool)
-        right[torch.arange(len(test.labels)), class_of[test.labels]] = True
-    return offered, right
-
-
-def classes_in_train(train: ImageSet, test: ImageSet, num_classes: int) -> list[int]:
-    """The class of `train` that each class of a test is: of the same name, or of the number in its name."""
-    names = test.class_names
-    known = train.class_names
-    if test.name == "val" or not names or not known or names == known:
-        return list(range(num_classes))
-    index_of = {name: index for index, name in enumerate(known)}
-    classes = []
+def named_protocols(names: Sequence[str], declared: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The named protocols, each as it is declared, else with its defaults."""
+    known = {*known_protocols(), *(type_name(one["type"]) for one in declared)}
+    chosen = []
     for name in names:
-        index = index_of.get(name, int(name) if name.isdigit() else num_classes)
-        if index >= num_classes:
-            raise ImageSetError(f"`train` has no class `{name}` of the `{test.name}` images")
-        classes.append(index)
-    return classes
+        if name not in known:
+            raise UserError(f"--protocols {name}: one of {', '.join(sorted(known))}")
+        # A config may declare one several times, with other settings.
+        chosen += [one for one in declared if type_name(one["type"]) == name] or [dict(type=name)]
+    return chosen
 
 
-def check_class_names(train: ImageSet, val: ImageSet) -> None:
-    """Raise ImageSetError if an index means different classes in two sets that name their classes."""
-    pairs = zip(train.class_names or (), val.class_names or (), strict=False)  # the last ones may be missing
-    for index, (known, other) in enumerate(pairs):
-        if known != other:
-            raise ImageSetError(
-                f"class {index} is `{known}` in the `{train.name}` images and `{other}` in the `{val.name}` "
-                "images: add the class folder that is missing, or give both sets the same "
-                "`metainfo=dict(classes=[...])`"
-            )
+def reason_against(
+    protocol: Protocol, images: Mapping[str, ImageSet], features: Mapping[str, Features]
+) -> str | None:
+    """Why a protocol cannot run, whether it returns the reason or raises it."""
+    try:
+        return protocol.unfit(images, features)
+    except UserError as error:
+        return str(error)
 
 
-class Classification(Protocol):
-    """A protocol that learns the classes of `train` and is tested on `val` and on further image sets."""
-
-    name: ClassVar[str]  # in the table
-
-    kind: ClassVar[str] = "pooled"  # of features that it takes
-    layers = 1  # number of last layers that it reads; None for all
-
-    def needs(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
-        """Further sets as `val`."""
-        kind = self.kind
-        if kind == "pooled":
-            kind = "layers" if self.layers is None else self.layers
-        return {name: [kind] for name in ("train", "val", *further(images))}
-
-    def unfit(self, images: Mapping[str, ImageSet], features: Mapping[str, Features]) -> str | None:
-        """See `check_labels` and `answers`."""
-        num_classes = check_labels(images["train"], images["val"])
-        for name in further(images):
-            answers(images["train"], images[name], num_classes)
+def many_tokens(
+    protocol: Protocol, images: Mapping[str, ImageSet], features: Mapping[str, Features]
+) -> str | None:
+    """That a protocol takes so many patch tokens that somebody should ask for it."""
+    needed = 0
+    for name, kinds in protocol.needs(images).items():
+        if TOKENS in kinds and features[name].grid != (0, 0):
+            needed += features[name].missing_bytes(TOKENS)
+    if needed <= MOST_TOKENS:
         return None
-
-    def labelled(self, evaluated: Evaluated) -> tuple[Features, Features, int]:
-        """Features of `train` and `val`, and the number of classes."""
-        num_classes = check_labels(evaluated.images["train"], evaluated.images["val"])
-        return evaluated.features["train"], evaluated.features["val"], num_classes
-
-    def rows_of(
-        self,
-        evaluated: Evaluated,
-        setting: str,
-        *scorers: Callable[[Features], Float[Tensor, "image class"]],
-        note: str = "",
-        detail: bool = False,
-    ) -> list[Row]:
-        """A row for `val` and one for each further set: top-1 in percent, with an interval.
-
-        The scorers give the classes' scores of a set's images; of several, a row has mean and spread. The
-        interval is over images, or over their groups if they have any.
-        """
-        made = []
-        for name in ("val", *further(evaluated.images)):
-            hits, averaged, groups = self.hits(evaluated, name, scorers)
-            figures = [mean_of_groups(each, averaged) for each in hits]
-            made.append(
-                Row(
-                    protocol=self.name,
-                    setting=setting if name == "val" else f"{setting}, on {name}",
-                    value=float(np.mean(figures)),
-                    unit="mean per class, %" if evaluated.images[name].per_class else "top-1, %",
-                    spread=float(np.std(figures, ddof=1)) if len(figures) > 1 else None,
-                    interval=bootstrap(mean_of_groups, hits.mean(0), averaged, groups=groups),
-                    note=note,
-                    detail=detail,
-                )
-            )
-        return made
-
-    def hits(
-        self, evaluated: Evaluated, name: str, scorers: Sequence[Callable[[Features], Tensor]]
-    ) -> tuple[
-        Float64[np.ndarray, "scorer image"],
-        Int64[np.ndarray, " image"],
-        Int64[np.ndarray, " image"] | None,
-    ]:
-        """100 for each image of a set that a scorer classifies right, 0 for others; and two numbers of each.
-
-        A figure is the mean over the first numbers: the classes if the set is judged per class, else one
-        number of all. The second ones are the images' groups, if they have any.
-        """
-        images = evaluated.images[name]
-        _, _, num_classes = self.labelled(evaluated)
-        offered, right = answers(evaluated.images["train"], images, num_classes)
-        judged = right.any(1)  # ReaL leaves images without an answer
-        hits = []
-        for scores in scorers:
-            among_offered = scores(evaluated.features[name]).cpu()[:, offered]
-            best = offered[among_offered.argmax(1)]
-            hits.append(100 * right.gather(1, best[:, None])[judged, 0].double())
-        averaged = torch.zeros(len(judged), dtype=torch.int64)
-        if images.per_class:
-            averaged = images.labels
-        groups = None if images.groups is None else images.groups[judged].numpy()
-        return torch.stack(hits).numpy(), averaged[judged].numpy(), groups
+    name = type(protocol).__name__
+    return f"its patch tokens take {needed / GIGABYTE:.1f} GB on disk; `--protocols {name}` takes them"

@@ -88,15 +88,13 @@ def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
     Args:
         results: the rows by the checkpoint's name.
     """
-    texts = {name: {(row.name, row.unit): row.text for row in rows} for name, rows in results.items()}
-    # A dict keeps the order in which figures come first.
-    keys = {(row.name, row.unit): None for rows in results.values() for row in rows if not row.detail}
-    columns = [Column("result"), Column("figure"), *(Column(name) for name in results)]
-    lines = []
-    for key in keys:
-        cells = [texts[name].get(key) for name in results]
-        lines.append([*key, *cells])
-    return Table(columns, lines)
+    lines: dict[tuple[str, str], dict[str, str]] = {}  # in the order in which figures come first
+    for name, rows in results.items():
+        for row in rows:
+            if not row.detail:
+                lines.setdefault((row.name, row.unit), {})[name] = row.text
+    columns = [Column("result"), Column("figure"), *map(Column, results)]
+    return Table(columns, [[*key, *map(texts.get, results)] for key, texts in lines.items()])
 
 
 def figure_text(

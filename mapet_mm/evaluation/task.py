@@ -53,7 +53,11 @@ def judge_task(
         points = values[RESULT] - values[compared_with]
         gain = Gain(points, _middle(drawn[RESULT] - drawn[compared_with]))
     line = Measure(measure, values, intervals, gain)
-    sentence = _sentence(line, compared_with)
+    name = measure.removesuffix(" (%)")
+    if gain is None:
+        sentence = f"Trained from this pre-training: {name} {values[RESULT]:.1f} %."
+    else:
+        sentence = sentence_of(gain, compared_with, name)
     if num_groups is not None and num_groups < FEWEST_GROUPS:
         of_few = "one group" if num_groups == 1 else f"{num_groups} groups"
         sentence += (
@@ -89,11 +93,3 @@ def drawn_figures(
 def _middle(figures: Float[np.ndarray, " draw"]) -> Interval:
     low, high = np.nanquantile(figures, TAILS)
     return float(low), float(high)
-
-
-def _sentence(measure: Measure, compared_with: str) -> str:
-    """The verdict in words."""
-    name = measure.name.removesuffix(" (%)")
-    if measure.gain is None:
-        return f"Trained from this pre-training: {name} {measure.values[RESULT]:.1f} %."
-    return sentence_of(measure.gain, compared_with, name)

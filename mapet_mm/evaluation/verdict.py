@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,12 +15,12 @@ from torch.nn import functional as F
 
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.evaluation.extraction import require_few_left_out, take_features
-from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.metrics.neighbours import SHOTS, nearest, suiting_k, too_few_voters
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Model
-from mapet_mm.evaluation.protocol import Evaluated, check_labels
+from mapet_mm.evaluation.protocol import Evaluated
+from mapet_mm.evaluation.protocols.classification import check_labels
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours, comparable, voters
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.regression import LowShot, fitted_scaler
@@ -134,7 +135,12 @@ def judge(
     reason = want_of_labels(images)
     if reason:
         measures = label_free_measures(evaluated)
-        sentence = weak_sentence(measures, compared_with, reason)
+        rank = measures[0].values
+        sentence = (
+            f"Weak evidence only, {reason}: RankMe is {rank[RESULT]:.1f}, and "
+            f"{rank[compared_with]:.1f} of {compared_with}. "
+            "A folder per class, or --labels FILE, with ten images of each class would say more."
+        )
     else:
         measures = labelled_measures(evaluated, compared_with)
         sentence = sentence_of(measures[0].gain, compared_with)
@@ -164,10 +170,10 @@ def want_of_labels(images: Mapping[str, ImageSet]) -> str:
 
 def labelled_measures(evaluated: Mapping[str, Evaluated], compared_with: str) -> list[Measure]:
     """k-NN and, where each class has images enough, ten labels a class."""
-    hits_by_measure: dict[str, dict[str, np.ndarray]] = {}
+    hits_by_measure: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
     for name, one in evaluated.items():
         for measure, hits in hits_of(one).items():
-            hits_by_measure.setdefault(measure, {})[name] = hits
+            hits_by_measure[measure][name] = hits
     groups = evaluated[RESULT].images["val"].groups
     if groups is not None:
         groups = groups.numpy()
@@ -228,7 +234,11 @@ def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:
         share = share_of_twins(evaluated[START])
         kind = "near-twin among the voters (cosine > 0.99 in the start's features)"
     else:
-        share = share_of_copies(evaluated[RESULT].images)
+        images = evaluated[RESULT].images
+        voters = [images["train"].path(index) for index in range(len(images["train"]))]
+        tested = [images["val"].path(index) for index in range(len(images["val"]))]
+        first = first_copies(voters + tested)
+        share = np.mean([index < len(voters) for index in first[len(voters) :]])
         kind = "copy among the voters"
     if share < NOTED:
         return ""
@@ -252,14 +262,6 @@ def share_of_twins(evaluated: Evaluated) -> float:
     return float((similarity[:, 0] > ALIKE).float().mean())
 
 
-def share_of_copies(images: Mapping[str, ImageSet]) -> float:
-    """The share of the tested images of which a voter is a copy."""
-    paths = [one.path(index) for one in (images["train"], images["val"]) for index in range(len(one))]
-    num_voters = len(images["train"])
-    first = first_copies(paths)
-    return float(np.mean([index < num_voters for index in first[num_voters:]]))
-
-
 def sentence_of(gain: Gain, compared_with: str, figure: str = "k-NN") -> str:
     """The verdict in words, by a figure in percent."""
     low, high = gain.interval
@@ -279,30 +281,16 @@ def sentence_of(gain: Gain, compared_with: str, figure: str = "k-NN") -> str:
 
 def label_free_measures(evaluated: Mapping[str, Evaluated]) -> list[Measure]:
     """RankMe, uniformity and, with a second view, alignment of the features that k-NN would compare."""
-    figures: dict[str, dict[str, float]] = {}
+    values_by_measure: dict[str, dict[str, float]] = defaultdict(dict)
     for name, one in evaluated.items():
-        for measure, value in label_free_figures(one.features["val"], one.features.get("view")).items():
-            figures.setdefault(measure, {})[name] = value
-    return [Measure(name, values) for name, values in figures.items()]
-
-
-def label_free_figures(val: Features, view: Features | None) -> dict[str, float]:
-    """The measures without labels of one model."""
-    setting = val.settings[-1]
-    features = val.pooled(setting)
-    figures = {"RankMe (effective rank)": rank_me([features])}
-    if len(features) > 1:
-        figures["uniformity (lower: more evenly spread)"] = sampled_uniformity(features)
-    if view is not None:
-        figures["alignment (lower: views agree more)"] = alignment(features, view.pooled(setting))
-    return figures
-
-
-def weak_sentence(measures: Sequence[Measure], compared_with: str, reason: str) -> str:
-    """The words for measures without labels, and the reason for them."""
-    rank = measures[0].values
-    return (
-        f"Weak evidence only, {reason}: RankMe is {rank[RESULT]:.1f}, and "
-        f"{rank[compared_with]:.1f} of {compared_with}. "
-        "A folder per class, or --labels FILE, with ten images of each class would say more."
-    )
+        val = one.features["val"]
+        setting = val.settings[-1]
+        features = val.pooled(setting)
+        values_by_measure["RankMe (effective rank)"][name] = rank_me([features])
+        if len(features) > 1:
+            uniformity = sampled_uniformity(features)
+            values_by_measure["uniformity (lower: more evenly spread)"][name] = uniformity
+        if "view" in one.features:
+            agreement = alignment(features, one.features["view"].pooled(setting))
+            values_by_measure["alignment (lower: views agree more)"][name] = agreement
+    return [Measure(name, values) for name, values in values_by_measure.items()]

@@ -42,7 +42,9 @@ def load_weights(network: nn.Module, path: str, prefix: str | None = None) -> li
         WeightsError: none of the network's weights are there; another shape; or weights that change
             features, and the network lacks.
     """
-    weights = _as_built(network, read_any(path), path)
+    file = released_weights(path) if path.startswith(SCHEME) else path
+    weights = read_weights(file if "://" in str(file) else Path(file).expanduser())
+    weights = _as_built(network, weights, path)
     prefix = find_prefix(network, weights, path, prefix)
     own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     try:
@@ -75,19 +77,6 @@ def fill_missing(network: nn.Module, names: Sequence[str]) -> None:
     for name in names:
         if name in state and state[name].is_floating_point():
             state[name].fill_(float("nan"))
-
-
-def read_any(path: str) -> dict[str, Tensor]:
-    """The state dict in a file, a folder or at an address, without running what it holds."""
-    if path.startswith(SCHEME):
-        return read_weights(released_weights(path))
-    return read_weights(path if "://" in path else Path(path).expanduser())
-
-
-def require_weights(path: str) -> None:
-    """Raise WeightsError unless a file, a folder or an address is there."""
-    if "://" not in path and not Path(path).expanduser().exists():
-        raise WeightsError(f"no such file: {path}")
 
 
 def last_line(error: Exception) -> str:

@@ -77,7 +77,8 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         type=range_value,
         nargs="+",
         metavar="VALUE",
-        help="LOW HIGH, the values that become 0 and 255, or such a pair for each band",
+        help="LOW HIGH, the values that become 0 and 255, such a pair for each band, or percentiles of a "
+        "sample of a folder's images, 1%% 99%%",
     )
     group.add_argument("--bands", type=int, nargs="+", metavar="BAND", help="bands that are taken, from 1")
     group.add_argument("--page", type=int, help="page that is taken, from 0")
@@ -87,23 +88,19 @@ def picture_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `LoadPicture` that were given; UserError for a range that is none."""
     values = args.range
     if values is not None:
-        if len(values) % 2:
-            raise UserError("--range takes LOW HIGH, or such a pair for each band")
+        num_percentiles = sum(isinstance(value, str) for value in values)
+        if len(values) % 2 or (num_percentiles and (num_percentiles, len(values)) != (2, 2)):
+            raise UserError("--range takes LOW HIGH, such a pair for each band, or two percentiles")
         pairs = list(zip(values[::2], values[1::2], strict=True))
         values = pairs[0] if len(pairs) == 1 else pairs
     options = dict(range=values, bands=args.bands, page=args.page)
     return {name: value for name, value in options.items() if value is not None}
 
 
-def range_value(text: str) -> float:
-    """A value of `--range`; what is no number, such as a percentile, is refused."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"`{text}` is no number: percentiles are for mapet-mm pretrain, whose configs then have them as "
-            "numbers, `range=`"
-        ) from None
+def range_value(text: str) -> float | str:
+    """A value of `--range`: a number, or a percentile such as `1%`."""
+    share = float(text.removesuffix("%"))
+    return text if text.endswith("%") else share
 
 
 def num_workers(text: str) -> int:

@@ -17,7 +17,7 @@ from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.image_sets import read_image_sets
-from mapet_mm.evaluation.protocol import build_protocols
+from mapet_mm.evaluation.protocol import build_protocol
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
 from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
@@ -88,7 +88,9 @@ def test_a_config_that_a_program_has_read_by_itself_is_evaluated(project, pretra
     assert cfg.default_scope is None
     checkpoint = load_checkpoint(cfg, "run/epoch_2.pth")
     assert checkpoint.digest == load_checkpoint("mapet.py", "run/epoch_2.pth").digest
-    protocols = build_protocols([dict(type="mapet_mm.NearestNeighbours", k=3), dict(type=LabelFree)])
+    protocols = [
+        build_protocol(one) for one in (dict(type="mapet_mm.NearestNeighbours", k=3), dict(type=LabelFree))
+    ]
     rows = rows_of(checkpoint, read_image_sets(cfg), protocols, project / "cache")
     assert {"k-NN", "RankMe"} <= {row.protocol for row in rows}
 

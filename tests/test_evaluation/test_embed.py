@@ -9,7 +9,8 @@ import pytest
 import torch
 from config_building import run_tool
 
-from mapet_mm.evaluation.image_sets import images_of_folder
+from mapet_mm.evaluation.image_sets import images_of_folder, read_image_sets
+from mapet_mm.evaluation.images import Data
 from mapet_mm.evaluation.models import load_model
 
 
@@ -27,7 +28,7 @@ def test_rows_are_the_features_of_the_named_images(config, root, monkeypatch, ca
     assert (features.dtype, features.shape[1:], patches.shape[1:]) == (np.float16, (32,), (4, 4, 16))
 
     model = load_model(str(root / "config.py"), str(root / "weights.pth"))
-    images = images_of_folder(model.config, root / "data/val/c")
+    images = images_of_folder(model.config, Data(str(root / "data/val/c")))
     for index in range(3):
         tokens = model.backbone(model.backbone.normalise(images.dataset[index]["inputs"][None]))
         row = names.index(f"val/c/{index}.png")
@@ -73,13 +74,57 @@ def test_images_of_16_bits_have_the_figures_of_8_bits_by_their_range(deep, root,
     assert of_black != of_8
 
 
-@pytest.mark.parametrize("tool", ["embed.py", "evaluate_features.py"])
-def test_a_range_in_percentiles_is_refused(tool, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run_tool(monkeypatch, tool, "any", "--range", "1%", "99%")
-    assert "`1%` is no number: percentiles are for mapet-mm pretrain" in " ".join(
-        capsys.readouterr().err.split()
-    )
+def test_percentiles_are_those_of_the_folders_images(deep, root, monkeypatch):
+    """Of images that all have the least and the largest value, all values lie between."""
+    for path in deep.rglob("*.png"):
+        pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+        pixels[0, :2] = [[0] * 3, [4080] * 3]
+        cv2.imwrite(str(path), pixels)
+    words = ["--model", root / "config.py", root / "weights.pth", "--cache", root / "cache"]
+    for name, given in (("numbers", (0, 4080)), ("percentiles", ("0%", "100%"))):
+        run_tool(monkeypatch, "embed.py", deep, *words, "--out", root / name, "--range", *given)
+    features = [(root / name / "features.npy").read_bytes() for name in ("numbers", "percentiles")]
+    assert features[0] == features[1]
+    with pytest.raises(SystemExit, match="percentiles are of the images of a folder"):
+        run_tool(monkeypatch, "evaluate_features.py", root / "config.py", "--range", "1%", "99%")
+    with pytest.raises(SystemExit, match="or two percentiles"):
+        run_tool(monkeypatch, "embed.py", deep, *words, "--out", root / "out", "--range", "1%", 4080)
+
+
+@pytest.fixture
+def pictures(config, root) -> Path:
+    """Four images of a class side by side, two in a row: six pictures of 32 pixels, of two of each class."""
+    for name in "abc":
+        (root / "pictures" / name).mkdir(parents=True)
+        images = [cv2.imread(str(root / f"data/train/{name}/{index}.png")) for index in range(8)]
+        for number in (0, 4):
+            rows = [np.hstack(images[number : number + 2]), np.hstack(images[number + 2 : number + 4])]
+            cv2.imwrite(str(root / f"pictures/{name}/{number}.png"), np.vstack(rows))
+    return root / "pictures"
+
+
+def test_each_tile_has_the_features_of_its_part(pictures, root, monkeypatch):
+    words = ["--model", root / "config.py", root / "weights.pth", "--cache", root / "cache"]
+    run_tool(monkeypatch, "embed.py", root / "data/train", *words, "--out", root / "whole")
+    run_tool(monkeypatch, "embed.py", pictures, *words, "--out", root / "tiles", "--tiles", 16)
+    names = (root / "tiles/names.txt").read_text().splitlines()
+    assert names[:4] == ["a/0.png#0,0", "a/0.png#0,16", "a/0.png#16,0", "a/0.png#16,16"]
+    whole, tiles = (np.load(root / name / "features.npy") for name in ("whole", "tiles"))
+    assert len(names) == len(tiles) == len(whole) == 24
+    for part, index in enumerate((0, 2, 1, 3)):
+        np.testing.assert_allclose(tiles[part], whole[index], atol=2e-3)
+
+
+def test_tiles_of_a_picture_are_on_one_side(pictures, config, root):
+    images = read_image_sets(config, str(pictures), tiles=(16, 0))
+    files = {
+        name: {one.path(index).partition("#")[0] for index in range(len(one))} for name, one in images.items()
+    }
+    assert not files["train"] & files["val"]
+    assert {name: len(one) % 4 for name, one in images.items()} == {"train": 0, "val": 0}
+    assert len(images["train"]) + len(images["val"]) == 24
+    assert images["val"].groups.bincount().tolist() == [4] * len(files["val"])
+    assert images["train"][0]["inputs"].shape == (3, 16, 16)
 
 
 def test_a_folder_that_is_not_there_is_refused(root, monkeypatch):

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from clustered_features import DIM, LAYERS, make_features
+from clustered_features import DIM, LAYERS, MemoryFeatures, make_features
 from frozen_features import take
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -54,7 +54,7 @@ def test_reading_some_images_equals_reading_all(tmp_path, monkeypatch, in_files)
         images = SimpleNamespace(name="train", labels=bank.labels, files=files, leave_out=lambda _: None)
         known = dict(layers=bank.layers, poolings=bank.poolings, dim=DIM, grid=(3, 3))
         (tmp_path / "parts").mkdir()
-        bank = module.FeatureBank(tmp_path, images, **known)
+        bank = module.Features(tmp_path, images, **known)
         for name, rows in zip([*bank.layers, "tokens"], [*values["pooled"], values["tokens"]], strict=True):
             for block, some in enumerate(rows.split(16)):
                 bank.parts[name].update(block, range(len(some)), some.numpy(), {})
@@ -79,10 +79,12 @@ class Elements(TorchDispatchMode):
 
 
 def test_the_work_of_reading_features_grows_with_their_number(monkeypatch):
-    monkeypatch.setattr(module.Features, "read", lambda *_: torch.zeros(4, 2))
+    monkeypatch.setattr(module, "BLOCK", 4)
+    monkeypatch.setattr(MemoryFeatures, "read", lambda *_: torch.zeros(4, 2))
     counts = []
     for size in (200, 2000):
-        bank = module.Features("train", ["1"], ["mean"], 2, (0, 0), None, size // 4 * [4])
+        known = dict(layers=["1"], poolings=["mean"], grid=(0, 0), labels=None)
+        bank = MemoryFeatures(torch.zeros(1, size, 2), name="train", **known)
         with Elements() as counted:
             bank.pooled()
         counts.append(counted.total)

@@ -17,10 +17,10 @@ from PIL import Image
 from stored_squares import CROP, LOAD, SIZE, make_store, stored
 from stored_squares import config as squares_config
 
-from mapet_mm.evaluation.image_sets import read_image_sets
-from mapet_mm.evaluation.images import ImageSet, ImageSetError
+from mapet_mm.evaluation.image_sets import DeclaredSets, read_image_sets
+from mapet_mm.evaluation.images import Data, ImageSet, ImageSetError
 from mapet_mm.evaluation.pixel_labels import PixelLabels
-from mapet_mm.evaluation.protocol import answers, check_labels
+from mapet_mm.evaluation.protocols.classification import answers, check_labels
 from mapet_mm.registry import DATASETS
 from mapet_mm.tokenizers.squares import SquareLoader, store_images
 
@@ -209,7 +209,7 @@ def test_classes_of_a_folder_may_be_of_another_level_or_of_a_file(config, root):
     shutil.copytree(root / "years/2020", root / "years/2021")
     years, kinds = (read_image_sets(config, str(root / "years"), class_level=level) for level in (None, 2))
     assert (years["train"].class_names, kinds["train"].class_names) == (["2020", "2021"], ["a", "b", "c"])
-    with pytest.raises(ImageSetError, match="--labels, --class-level and --groups"):
+    with pytest.raises(ImageSetError, match="--labels, --class-level, --groups and --tiles"):
         read_image_sets(config, class_level=1)
 
 
@@ -277,7 +277,7 @@ def test_groups_on_both_sides_of_a_given_division_are_refused(config, root):
         read_image_sets(config)
     config.evaluation.val.dataset.groups = 1  # ill and well, which no patient is called
     assert set(read_image_sets(config)) == {"train", "val"}
-    with pytest.raises(ImageSetError, match="--groups are for images of folders"):
+    with pytest.raises(ImageSetError, match="--groups and --tiles are for images of folders"):
         read_image_sets(config, groups="1")
 
 
@@ -384,3 +384,23 @@ def test_images_in_a_tar_file_that_was_replaced_under_its_name_are_others(tmp_pa
     assert digest() == first
     pack(b"two")
     assert digest() != first
+
+
+def test_names_are_read_once_for_all_models(config, root, monkeypatch):
+    """By whatever pipeline: the sets are those that each model alone has."""
+    config.evaluation = dict(view=dict(type="RandomFlip", prob=1.0), folder=str(root / "data"))
+    config.test_dataloader = dict(dataset=dict(pipeline=PIPELINE))
+    cropped = [PIPELINE[0], dict(type="CenterCrop", crop_size=8), PIPELINE[1]]
+    other = Config(dict(config, test_dataloader=dict(dataset=dict(pipeline=cropped))))
+    alone = {name: read_image_sets(one) for name, one in (("first", config), ("other", other))}
+    sets = DeclaredSets(config, Data())
+    first = sets.of_model(config)
+    monkeypatch.setattr(ImageSet, "_read_names", pytest.fail)
+    for model, same in (("first", sets.of_model(config)), ("other", sets.of_model(other))):
+        for name in ("train", "val", "view"):
+            own = alone[model][name]
+            assert same[name] == own
+            assert same[name].path(2) == own.path(2)
+            assert torch.equal(same[name].labels, own.labels)
+            assert torch.equal(same[name][2]["inputs"], own[2]["inputs"])
+    assert first["val"] != sets.of_model(other)["val"]

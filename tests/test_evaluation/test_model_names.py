@@ -356,6 +356,16 @@ def test_normalisation_and_size_can_be_given(tmp_path, picture, capsys):
         load_model("configs/evaluation/vit-micro_frozen.py", size=42)
 
 
+def test_a_normalisation_has_a_value_for_each_band(tmp_path):
+    save_timm(tmp_path / "vit", in_chans=4)
+    given = dict(mean=(0.1, 0.2, 0.3, 0.4), std=(0.5,) * 4)
+    normalise = load_model(str(tmp_path / "vit"), **given).backbone.normalise
+    images = normalise(torch.full((1, 4, 28, 28), 51.0))
+    torch.testing.assert_close(images[0, :, 0, 0], torch.tensor([0.2, 0.0, -0.2, -0.4]))
+    with pytest.raises(UserError, match="mean of 4 bands and a standard deviation of 3"):
+        load_model(str(tmp_path / "vit"), **dict(given, std=(0.5,) * 3))
+
+
 def test_another_normalisation_than_the_configs(config, root):
     loaded = load_model(str(root / "config.py"), str(root / "weights.pth"), mean=(0.5,) * 3)
     assert loaded.backbone.preprocessor.mean.flatten().tolist() == [127.5] * 3

@@ -14,17 +14,19 @@ from mmengine.config import Config
 from scipy import stats
 from sklearn.metrics import balanced_accuracy_score
 
-from mapet_mm.evaluation import run
+from mapet_mm.evaluation import protocol as protocol_module
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.images import Data
 from mapet_mm.evaluation.protocol import PROTOCOLS as PROTOCOLS_OF_SUITE
-from mapet_mm.evaluation.protocol import Evaluated, build_protocols, held_out
+from mapet_mm.evaluation.protocol import Evaluated, build_protocol, choose_protocols
 from mapet_mm.evaluation.protocols import regression
+from mapet_mm.evaluation.protocols.classification import held_out
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.evaluation.protocols.regression import LowShot
-from mapet_mm.evaluation.run import OpenBanks, Wish, choose_protocols, evaluate
+from mapet_mm.evaluation.run import OpenFeatures, evaluate
 from mapet_mm.evaluation.tables import Row, bootstrap, mean_of_groups, results_table
 from mapet_mm.structures.parts import TensorFile
 from mapet_mm.utils.errors import UserError
@@ -42,8 +44,12 @@ def images(config) -> dict:
 @pytest.fixture
 def choose(config, root, images):
     """Choose protocols for these images."""
-    banks = OpenBanks(load_checkpoint(config, None), images, root / "cache")
-    return lambda declared=None, **wish: choose_protocols(declared, Wish(**wish), images, banks)
+    banks = OpenFeatures(load_checkpoint(config, None), images, root / "cache")
+
+    def choose(declared=None, names=None, every=False) -> list:
+        return choose_protocols(declared, names, every, images, banks)
+
+    return choose
 
 
 def test_declared_protocols_run_where_their_images_are(choose, capsys):
@@ -97,7 +103,7 @@ def test_the_own_protocol_of_the_docs_runs(choose, config, root, images, monkeyp
     (root / "own.py").write_text(declaration.replace("data/photos", str(root / "data")))
     monkeypatch.syspath_prepend(root)
     model = load_checkpoint(config, None)
-    rows = evaluate({"one": model}, Wish(str(root / "own.py")), root / "cache")["one"]
+    rows = evaluate({"one": model}, Data(str(root / "own.py")), root / "cache")["one"]
     assert [row.name for row in rows] == ["mean norm, class token", "mean norm, mean"]
     features = take_features(model, images["val"], root / "cache")
     assert rows[1].value == pytest.approx(features.pooled("mean").norm(dim=1).mean().item())
@@ -125,7 +131,7 @@ def test_two_rows_of_one_name_are_refused(config, root):
     """A table's column would show one of them."""
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
     with pytest.raises(UserError, match="two results `k-NN, class token`"):
-        rows_of(checkpoint, images, build_protocols(PROTOCOLS[:1] * 2), root / "cache")
+        rows_of(checkpoint, images, [build_protocol(PROTOCOLS[0])] * 2, root / "cache")
 
 
 def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():
@@ -164,9 +170,16 @@ def test_rows_are_shown_and_kept_before_the_next_protocol_starts(config, root, m
 
     monkeypatch.setattr(LabelFree, "rows", fail)
     model = load_checkpoint(config, None)
-    wish = Wish(names=["NearestNeighbours", "LabelFree"])
+    names = ["NearestNeighbours", "LabelFree"]
     with pytest.raises(MemoryError):
-        evaluate({"one": model}, wish, root / "cache", shown.append, lambda known: kept.append(known["one"]))
+        evaluate(
+            {"one": model},
+            Data(),
+            root / "cache",
+            names,
+            show=shown.append,
+            keep=lambda known: kept.append(known["one"]),
+        )
     assert [row.name for row in shown] == ["k-NN, class token", "k-NN, mean", "k-NN, both"]
     assert kept == [shown]
 
@@ -189,13 +202,13 @@ def test_what_is_wrong_with_the_second_is_found_before_anything_is_computed(conf
         sets["version"] = 1
     Config(dict(default_scope="mmpretrain", evaluation=sets)).dump(root / "sets.py")
     with pytest.raises((UserError, FileNotFoundError)):
-        evaluate(models, Wish(str(root / "sets.py")), root / "cache", show=pytest.fail)
+        evaluate(models, Data(str(root / "sets.py")), root / "cache", show=pytest.fail)
     assert not (root / "cache").exists()
 
 
 def test_only_the_features_that_are_needed_are_taken(config, root):
     images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
-    rows = rows_of(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
+    rows = rows_of(checkpoint, images, [build_protocol(PROTOCOLS[0])], root / "cache")
     assert [row.setting for row in rows] == ["class token", "mean", "both"]
     assert {file.name for file in (root / "cache").rglob("*.safetensors")} == {"00000-output.safetensors"}
 
@@ -204,7 +217,7 @@ def test_of_several_processes_only_the_first_has_rows_and_words(config, root, mo
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert rows_of(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache") == []
+    assert rows_of(checkpoint, images, [build_protocol(PROTOCOLS[0])], root / "cache") == []
     assert len(list((root / "cache").glob("*/parts/00000-output.safetensors"))) == 2
     assert not capsys.readouterr().out
 
@@ -276,7 +289,7 @@ class Disk(SimpleNamespace):
 def test_the_size_of_the_features_is_said_and_refused_if_the_disk_has_less(config, root, monkeypatch, capsys):
     """24 + 9 images of 2 poolings and of 16 patches, 16 wide, 2 bytes each."""
     images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
-    protocols = build_protocols([dict(type="NearestNeighbours"), PROTOCOLS[3]])
+    protocols = [build_protocol(one) for one in (dict(type="NearestNeighbours"), PROTOCOLS[3])]
     needed = (24 + 9) * (2 + 16) * 16 * 2
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(free=needed - 1))
     with pytest.raises(UserError, match="--cache"):
@@ -294,7 +307,7 @@ def test_the_size_of_the_features_is_said_and_refused_if_the_disk_has_less(confi
 
 def test_many_patch_tokens_are_taken_only_for_who_asks(choose, monkeypatch, capsys):
     """Here many are more than the 9 images of `val` have, which LabelFree takes."""
-    monkeypatch.setattr(run, "MOST_TOKENS", 9 * 16 * 16 * 2)
+    monkeypatch.setattr(protocol_module, "MOST_TOKENS", 9 * 16 * 16 * 2)
     chosen = names(choose(every=True))
     assert "LabelFree" in chosen
     assert "AttentiveProbe" not in chosen

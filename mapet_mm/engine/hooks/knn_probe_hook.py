@@ -7,10 +7,11 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int64
 from mmengine.dist import all_gather, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
@@ -23,7 +24,6 @@ from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, class_names
 from mapet_mm.engine.hooks.whole_checkpoint_hook import checkpoint_hook
-from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
 from mapet_mm.evaluation.tokens import TokenBackbone
@@ -108,7 +108,7 @@ class KNNProbeHook(Hook):
         """The logged values by name."""
         train = take_in_memory(backbone, loaders[0], False, "mean")
         val = take_in_memory(backbone, loaders[1], True, "mean")
-        return {TOP1: self.top1(train, val), "knn/rank_me": rank_me(val.values["pooled"])}
+        return {TOP1: self.top1(train, val), "knn/rank_me": rank_me([val.features])}
 
     def build_datasets(self, runner: Runner) -> list[Dataset]:
         """Both sets, without images that token stores skipped."""
@@ -144,14 +144,12 @@ class KNNProbeHook(Hook):
             dataset.get_subset_(chosen.tolist())
         return dataset
 
-    def top1(self, train: MemoryFeatures, val: MemoryFeatures) -> float:
+    def top1(self, train: LabelledFeatures, val: LabelledFeatures) -> float:
         """Top-1 in percent of all queries; `train` has this process's training images."""
         largest = torch.cat([train.labels, val.labels]).max()
         num_classes = 1 + max(int(label) for label in all_gather(largest))
-        keys = train.values["pooled"][-1]
-        queries = val.values["pooled"][-1]
-        known = zip(keys.split(COLUMNS), train.labels.split(COLUMNS), strict=True)
-        predicted = knn_votes(queries, known, num_classes, self.k, self.temperature).argmax(1)
+        known = zip(train.features.split(COLUMNS), train.labels.split(COLUMNS), strict=True)
+        predicted = knn_votes(val.features, known, num_classes, self.k, self.temperature).argmax(1)
         return 100 * (predicted == val.labels).float().mean().item()
 
 
@@ -182,9 +180,16 @@ def evaluated_model(runner: Runner) -> nn.Module:
     return unwrapped(runner.model)
 
 
+class LabelledFeatures(NamedTuple):
+    """Features of images, and their classes."""
+
+    features: Float[Tensor, "image dim"]
+    labels: Int64[Tensor, " image"]
+
+
 def take_in_memory(
     backbone: TokenBackbone, loader: DataLoader, everywhere: bool, pooling: str
-) -> MemoryFeatures:
+) -> LabelledFeatures:
     """Last layer's features, of one pooling if the backbone has it: of own images, or of all `everywhere`."""
     features = None
     labels: list[int | None] = []
@@ -194,7 +199,6 @@ def take_in_memory(
         poolings = tokens.poolings
         if pooling in poolings:
             pooled = pooled.chunk(len(poolings), dim=1)[poolings.index(pooling)]  # B dim
-            poolings = [pooling]
         if features is None:  # one allocation: parts and their whole would take twice the memory
             features = pooled.new_empty(loader.sampler.num_samples, pooled.shape[1])
         features[len(labels) : len(labels) + len(pooled)] = pooled
@@ -204,14 +208,7 @@ def take_in_memory(
     take = gather_in_order if everywhere else own_part
     num_images = len(loader.dataset)
     own_labels = torch.tensor(labels, device=features.device)
-    return MemoryFeatures(
-        take(features, num_images)[None],
-        labels=take(own_labels, num_images),
-        name="images",
-        layers=tokens.names[-1:],
-        poolings=poolings,
-        grid=tokens.grid,
-    )
+    return LabelledFeatures(take(features, num_images), take(own_labels, num_images))
 
 
 def gather_in_order(part: Tensor, total: int) -> Tensor:

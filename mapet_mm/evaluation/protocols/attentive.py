@@ -12,8 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Row, at_edge
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated
+from mapet_mm.evaluation.protocols.classification import at_edge
 from mapet_mm.evaluation.protocols.probes import StackedHeads, TrainedProbe
+from mapet_mm.evaluation.tables import Row
 
 HEAD_WIDTH = 64
 # CAPI's, of the weights and not of the biases; each is tried with each rate.
@@ -87,12 +89,12 @@ class AttentiveProbe(TrainedProbe):
 
     def rows(self, evaluated: Evaluated) -> list[Row]:
         """One row of the setting that held-out images choose; none for a backbone without patch tokens."""
-        train, _, num_classes = self.labelled(evaluated)
+        train = evaluated.features["train"]
         if train.grid == (0, 0):
             return []
         settings = list(product(self.rates, DECAYS))
-        stack = AttentiveHeads(train.dim, num_classes, *zip(*settings, strict=True)).to(evaluated.device)
-        (top1,) = self.trained(evaluated, [stack])
+        stack = AttentiveHeads(train.dim, evaluated.num_classes, *zip(*settings, strict=True))
+        (top1,) = self.trained(evaluated, [stack.to(evaluated.device)])
         best = max(range(len(settings)), key=top1.__getitem__)  # of equals the first
         rate, decay = settings[best]
         scores = partial(self.scores, stack.only(best))

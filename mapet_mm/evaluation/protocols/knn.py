@@ -14,7 +14,9 @@ from tqdm import tqdm
 
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
-from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated
+from mapet_mm.evaluation.protocols.classification import Classification
+from mapet_mm.evaluation.tables import Row
 
 
 @PROTOCOLS.register_module()
@@ -41,9 +43,9 @@ class NearestNeighbours(Classification):
 
     def votes(self, evaluated: Evaluated, setting: str, features: Features) -> Float[Tensor, "image class"]:
         """The training images' votes for a set's images."""
-        train, _, num_classes = self.labelled(evaluated)
+        train = evaluated.features["train"]
         queries = comparable(features.pooled(setting).to(evaluated.device), setting)
-        return knn_votes(queries, voters(train, setting), num_classes, self.k)
+        return knn_votes(queries, voters(train, setting), evaluated.num_classes, self.k)
 
 
 def voters(train: Features, setting: str) -> Iterator[tuple[Tensor, Tensor]]:

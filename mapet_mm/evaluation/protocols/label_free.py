@@ -19,7 +19,8 @@ from mapet_mm.evaluation.metrics.rank_me import (
     rank_me,
     uniformity,
 )
-from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol
+from mapet_mm.evaluation.tables import Row
 
 COMPARED = 4096  # images, for uniformity
 # A maximum far off betrays outlier tokens: registers are missing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, at_edge
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated
+from mapet_mm.evaluation.protocols.classification import Classification, at_edge
 from mapet_mm.evaluation.protocols.probes import StackedHeads, TrainedProbe
+from mapet_mm.evaluation.tables import Row
 
 # Thirteen, as DINOv2's, but up to 100 instead of 0.1: the values of layers without a norm may be small.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -29,51 +31,34 @@ class Chosen:
     note: str  # the choice: 'rate 0.1'
 
 
-class LayerProbe(Classification):
-    """Classifiers of the last `layers` layers, all by default, each of one pooling.
+def rows_of_layers(
+    protocol: Classification, evaluated: Evaluated, best_of_layer: Callable[[int], Mapping[str, Chosen]]
+) -> list[Row]:
+    """For each pooling rows of the last layer, of the best one if there are several, and of each in detail.
 
-    Held-out images choose each classifier's setting, and the layer. Subclasses have `best_of_layer`.
+    The best layer is the one that classifies the held-out images best, of equals the first.
+
+    Args:
+        protocol: its `layers` are the number of last layers; None for all.
+        evaluated: features and images.
+        best_of_layer: a layer's classifiers by pooling, given its index.
     """
-
-    layers = None
-
-    def best_of_layer(self, evaluated: Evaluated, layer: int) -> dict[str, Chosen]:
-        """A layer's classifiers, by pooling.
-
-        Args:
-            evaluated: features and images.
-            layer: its index among the features' layers.
-        """
-        raise NotImplementedError
-
-    def rows(self, evaluated: Evaluated) -> list[Row]:
-        """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
-        train = evaluated.features["train"]
-        num_last = self.layers or len(train.layers)
-        chosen: dict[str, list[Chosen]] = {pooling: [] for pooling in train.settings}
-        for layer in range(len(train.layers))[-num_last:]:
-            for pooling, classifier in self.best_of_layer(evaluated, layer).items():
-                chosen[pooling].append(classifier)
-        rows = []
-        for pooling, classifiers in chosen.items():
-            rows += self.rows_of_layers(evaluated, pooling, classifiers)
-        return rows
-
-    def rows_of_layers(self, evaluated: Evaluated, pooling: str, chosen: Sequence[Chosen]) -> list[Row]:
-        """Rows of the last layer, of the best one if there are several, and of each in detail.
-
-        The best layer is the one that classifies the held-out images best, of equals the first.
-        """
+    train = evaluated.features["train"]
+    num_last = protocol.layers or len(train.layers)
+    by_layer = [best_of_layer(layer) for layer in range(len(train.layers))[-num_last:]]
+    rows = []
+    for pooling in train.settings:
+        chosen = [classifiers[pooling] for classifiers in by_layer]
         last = chosen[-1]
-        rows = self.rows_of(evaluated, f"{pooling}, last layer", last.scores, note=last.note)
+        rows += protocol.rows_of(evaluated, f"{pooling}, last layer", last.scores, note=last.note)
         if len(chosen) > 1:
             best = max(chosen, key=lambda one: one.top1)
             note = f"layer {best.layer}, {best.note}"
-            rows += self.rows_of(evaluated, f"{pooling}, best layer", best.scores, note=note)
+            rows += protocol.rows_of(evaluated, f"{pooling}, best layer", best.scores, note=note)
         for one in chosen:
             setting = f"{pooling}, layer {one.layer}"
-            rows += self.rows_of(evaluated, setting, one.scores, note=one.note, detail=True)
-        return rows
+            rows += protocol.rows_of(evaluated, setting, one.scores, note=one.note, detail=True)
+    return rows
 
 
 class LinearHeads(StackedHeads):
@@ -101,7 +86,7 @@ class LinearHeads(StackedHeads):
 
 @PROTOCOLS.register_module()
 @dataclass(eq=False)
-class LinearProbes(LayerProbe, TrainedProbe):
+class LinearProbes(TrainedProbe):
     """Linear classifiers of every layer and pooling, trained by SGD with rates swept as DINOv2 does.
 
     One layer is trained at a time. `Regression` solves the same classifiers, for sets whose features fit into
@@ -120,25 +105,26 @@ class LinearProbes(LayerProbe, TrainedProbe):
         """SGD with momentum."""
         return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
 
+    def rows(self, evaluated: Evaluated) -> list[Row]:
+        """See `rows_of_layers`."""
+        return rows_of_layers(self, evaluated, partial(self.best_of_layer, evaluated))
+
     def best_of_layer(self, evaluated: Evaluated, layer: int) -> dict[str, Chosen]:
         """Each pooling's head with the best rate on the held-out images, of equals the lowest."""
-        train, _, num_classes = self.labelled(evaluated)
+        train = evaluated.features["train"]
         # All poolings and rates are trained in one pass.
         stacks = {}
         for pooling in train.settings:
-            heads = LinearHeads(train.columns(pooling), num_classes, sorted(self.rates))
+            heads = LinearHeads(train.columns(pooling), evaluated.num_classes, sorted(self.rates))
             stacks[pooling] = heads.to(evaluated.device)
         top1 = self.trained(evaluated, list(stacks.values()), layer)
         best = {}
         for (pooling, stack), own in zip(stacks.items(), top1, strict=True):
             index = max(range(len(stack)), key=own.__getitem__)
             scores = partial(self.scores, stack.only(index), layer=layer)
-            best[pooling] = Chosen(train.layers[layer], own[index], scores, self.note(index, own))
+            rate = sorted(self.rates)[index]
+            note = f"rate {rate:g}{at_edge(rate, self.rates)}"
+            if len(self.rates) > 1 and len(set(own)) == 1:
+                note = f"rate {rate:g}, all rates alike"
+            best[pooling] = Chosen(train.layers[layer], own[index], scores, note)
         return best
-
-    def note(self, index: int, top1: Sequence[float]) -> str:
-        """The rate that was chosen, by the figures of all, the lowest rate's first."""
-        rate = sorted(self.rates)[index]
-        if len(self.rates) > 1 and len(set(top1)) == 1:
-            return f"rate {rate:g}, all rates alike"
-        return f"rate {rate:g}{at_edge(rate, self.rates)}"

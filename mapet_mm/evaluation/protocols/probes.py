@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.images import ImageSet
-from mapet_mm.evaluation.protocol import Classification, Evaluated, held_out
+from mapet_mm.evaluation.protocol import Evaluated
+from mapet_mm.evaluation.protocols.classification import Classification, held_out
 
 WINDOW_BYTES = 2**29  # of features in memory
 
@@ -54,13 +55,6 @@ def shuffled_batches(
             order = kept[torch.randperm(len(kept), generator=generator)]
             for rows in order.split(batch_size):
                 yield values[rows].float(), labels[rows]
-
-
-def warmed_cosine(step: int, total: int, warmup: float) -> float:
-    """Half a cosine from 1 to 0, below a straight line from 0 to 1 in the first steps."""
-    cosine = (1 + math.cos(math.pi * min(1, step / total))) / 2
-    rise = (step + 1) / max(1, int(total * warmup))
-    return min(rise, cosine)
 
 
 class StackedHeads(nn.Module):
@@ -180,8 +174,14 @@ class TrainedProbe(Classification):
             values = values.to(evaluated.device)
             labels = labels.to(evaluated.device)
             for stack in stacks:
-                losses(stack(values), labels).sum().backward()
-            steps.step(warmed_cosine(step, total, self.warmup) * self.batch_size / 256)
+                logits = stack(values)  # head batch class
+                of_heads = labels.expand(len(logits), -1)
+                losses = F.cross_entropy(logits.flatten(0, 1), of_heads.flatten(), reduction="none")
+                losses.unflatten(0, of_heads.shape).mean(1).sum().backward()
+            # Half a cosine from 1 to 0, below a straight line from 0 to 1 in the first steps.
+            cosine = (1 + math.cos(math.pi * min(1, step / total))) / 2
+            rise = (step + 1) / max(1, int(total * self.warmup))
+            steps.step(min(rise, cosine) * self.batch_size / 256)
         return self.top1_on(train, chooses, stacks, layer)
 
     @torch.no_grad()
@@ -202,12 +202,3 @@ class TrainedProbe(Classification):
         """Logits of a set's images, of a stack of one head."""
         device = head.rates.device
         return torch.cat([head(values.to(device))[0] for _, values in bank.blocks(self.kind, layer)])
-
-
-def losses(
-    logits: Float[Tensor, "head batch class"], labels: Int64[Tensor, " batch"]
-) -> Float[Tensor, " head"]:
-    """Mean cross-entropy of each head."""
-    repeated = labels.expand(len(logits), -1)
-    each = F.cross_entropy(logits.flatten(0, 1), repeated.flatten(), reduction="none")
-    return each.unflatten(0, repeated.shape).mean(1)

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.images import ImageSet
-from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, at_edge, held_out
-from mapet_mm.evaluation.protocols.linear import Chosen, LayerProbe
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated
+from mapet_mm.evaluation.protocols.classification import Classification, at_edge, held_out
+from mapet_mm.evaluation.protocols.linear import Chosen, rows_of_layers
+from mapet_mm.evaluation.tables import Row
 
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
@@ -38,15 +40,11 @@ def require_scikit_learn() -> None:
     import sklearn  # noqa: F401
 
 
-def is_quick(train: Features, num_rows: int, limit: int) -> bool:
-    """True unless a regression of some rows multiplies more numbers in a step than the limit."""
+def num_products(train: Features, num_rows: int) -> int:
+    """How many numbers a regression of some rows of the widest pooling multiplies in a step."""
     columns = train.columns(train.settings[-1])
-    return num_rows * (columns.stop - columns.start) * num_classes_of(train) <= limit
-
-
-def num_classes_of(train: Features) -> int:
-    """The number of classes, numbered from 0."""
-    return int(train.labels.max()) + 1
+    num_classes = int(train.labels.max()) + 1
+    return num_rows * (columns.stop - columns.start) * num_classes
 
 
 def regression(
@@ -78,7 +76,7 @@ def scores_of(
 
 @PROTOCOLS.register_module()
 @dataclass(eq=False)
-class Regression(LayerProbe):
+class Regression(Classification):
     """Logistic regression of every layer and pooling on standardised features, solved at each strength.
 
     When held-out images have chosen the strength, the regression is solved again with all images.
@@ -114,32 +112,34 @@ class Regression(LayerProbe):
     def takes(self, features: Mapping[str, Features]) -> Mapping[str, Any] | None:
         """The last layer; of many images it takes minutes."""
         train = features["train"]
-        return {"layers": 1} if is_quick(train, len(train), QUICK_SWEEP) else None
+        return {"layers": 1} if num_products(train, len(train)) <= QUICK_SWEEP else None
+
+    def rows(self, evaluated: Evaluated) -> list[Row]:
+        """See `rows_of_layers`."""
+        return rows_of_layers(self, evaluated, partial(self.best_of_layer, evaluated))
 
     def best_of_layer(self, evaluated: Evaluated, layer: int) -> dict[str, Chosen]:
-        """Each pooling's regression."""
-        settings = evaluated.features["train"].settings
-        return {pooling: self.best_model(evaluated, pooling, layer) for pooling in settings}
-
-    def best_model(self, evaluated: Evaluated, pooling: str, layer: int) -> Chosen:
-        """The regression with the strength that classifies the held-out images best, of equals the least."""
+        """Each pooling's regression with the best strength on the held-out images, of equals the least."""
         from sklearn.preprocessing import StandardScaler
 
-        train, _, num_classes = self.labelled(evaluated)
+        train = evaluated.features["train"]
         labels = train.labels.numpy()
         chooses = held_out(train.labels, evaluated.images["train"].groups).numpy()
-        scaler = StandardScaler()
-        rows = scaler.fit_transform(train.pooled(pooling, layer).numpy())
-        # Choose on the held-out images, then learn from them, too.
-        top1 = {}
-        for strength in tqdm(sorted(self.strengths), "logistic regression", unit="fit", delay=5):
-            model = regression(rows[~chooses], labels[~chooses], strength)
-            top1[strength] = 100 * model.score(rows[chooses], labels[chooses])
-        best = max(top1, key=top1.get)
-        model = regression(rows, labels, best)
-        scores = partial(scores_of, model, scaler, num_classes, pooling, layer=layer)
-        note = f"C {best:.3g}{at_edge(best, self.strengths)}"
-        return Chosen(train.layers[layer], top1[best], scores, note)
+        chosen = {}
+        for pooling in train.settings:
+            scaler = StandardScaler()
+            rows = scaler.fit_transform(train.pooled(pooling, layer).numpy())
+            # Choose on the held-out images, then learn from them, too.
+            top1 = {}
+            for strength in tqdm(sorted(self.strengths), "logistic regression", unit="fit", delay=5):
+                model = regression(rows[~chooses], labels[~chooses], strength)
+                top1[strength] = 100 * model.score(rows[chooses], labels[chooses])
+            best = max(top1, key=top1.get)
+            model = regression(rows, labels, best)
+            scores = partial(scores_of, model, scaler, evaluated.num_classes, pooling, layer=layer)
+            note = f"C {best:.3g}{at_edge(best, self.strengths)}"
+            chosen[pooling] = Chosen(train.layers[layer], top1[best], scores, note)
+        return chosen
 
 
 @PROTOCOLS.register_module()
@@ -172,8 +172,8 @@ class LowShot(Classification):
     def takes(self, features: Mapping[str, Features]) -> Mapping[str, Any] | None:
         """Ten labels a class at most; of many classes they take minutes."""
         train = features["train"]
-        num_rows = max(FEW) * num_classes_of(train)
-        return {"shots": FEW} if is_quick(train, num_rows, QUICK) else None
+        num_rows = max(FEW) * (int(train.labels.max()) + 1)
+        return {"shots": FEW} if num_products(train, num_rows) <= QUICK else None
 
     def rows(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
@@ -183,48 +183,41 @@ class LowShot(Classification):
         rows = []
         for share in self.shots:
             scorers = self.scorers(evaluated, share, scaler)
-            shown = shots_text(share, in_groups)
+            if not scorers:
+                continue
+            if share < 1:
+                shown = f"{100 * share:g}% of the {'groups' if in_groups else 'images'}"
+            else:
+                shown = f"{share} groups a class" if in_groups else f"{share} a class"
             note = "one draw, of all images" if len(scorers) < self.draws else ""
-            if scorers:
-                rows += self.rows_of(evaluated, f"{train.settings[-1]}, {shown}", *scorers, note=note)
+            rows += self.rows_of(evaluated, f"{train.settings[-1]}, {shown}", *scorers, note=note)
         return rows
 
     def scorers(
         self, evaluated: Evaluated, share: int | float, scaler: StandardScaler
     ) -> list[Callable[[Features], Tensor]]:
-        """The regression of each draw, as a function of a set's features that gives scores."""
-        train, _, num_classes = self.labelled(evaluated)
-        setting = train.settings[-1]
-        groups = evaluated.images["train"].groups
-        scorers = []
-        for images in self.drawn(train, share, None if groups is None else groups.numpy()):
-            rows = scaler.transform(train.pooled(setting, images=torch.from_numpy(images)).numpy())
-            model = regression(rows, train.labels[images].numpy(), strength=1.0)
-            scorers.append(partial(scores_of, model, scaler, num_classes, setting))
-        return scorers
+        """The regression of each draw, as a function of a set's features that gives scores.
 
-    def drawn(
-        self, train: Features, share: int | float, groups: Int64[np.ndarray, " image"] | None
-    ) -> list[np.ndarray]:
-        """The images of each draw; none if a class has too few, or if the row would repeat `1 a class`."""
+        There is none if a class has too few images, or if the row would repeat `1 a class`.
+        """
+        train = evaluated.features["train"]
+        setting = train.settings[-1]
         labels = train.labels.numpy()
-        draws = []
+        groups = evaluated.images["train"].groups
+        if groups is not None:
+            groups = groups.numpy()
+        scorers = []
         for seed in range(self.draws):
             images = draw(labels, share, seed, groups)
-            if images is None:
+            repeats = share < 1 and seed == 0 and np.array_equal(images, draw(labels, 1, 0, groups))
+            if images is None or (repeats and 1 in self.shots):
                 return []
-            draws.append(images)
+            rows = scaler.transform(train.pooled(setting, images=torch.from_numpy(images)).numpy())
+            model = regression(rows, labels[images], strength=1.0)
+            scorers.append(partial(scores_of, model, scaler, evaluated.num_classes, setting))
             if len(images) == len(train):  # all other draws are the same
                 break
-        repeats = share < 1 and np.array_equal(draws[0], draw(labels, 1, 0, groups))
-        return [] if repeats and 1 in self.shots else draws
-
-
-def shots_text(share: int | float, in_groups: bool) -> str:
-    """'10 a class', '1% of the groups'."""
-    if share < 1:
-        return f"{100 * share:g}% of the {'groups' if in_groups else 'images'}"
-    return f"{share} groups a class" if in_groups else f"{share} a class"
+        return scorers
 
 
 def draw(

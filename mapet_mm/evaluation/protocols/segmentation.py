@@ -34,16 +34,10 @@ from mapet_mm.evaluation.pixel_labels import (
     majority,
     pixel_labels,
 )
-from mapet_mm.evaluation.protocol import (
-    PROTOCOLS,
-    Evaluated,
-    Protocol,
-    Row,
-    at_edge,
-    check_class_names,
-    every_tenth,
-)
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol
+from mapet_mm.evaluation.protocols.classification import at_edge, check_class_names, every_tenth
 from mapet_mm.evaluation.protocols.regression import require_scikit_learn
+from mapet_mm.evaluation.tables import Row
 from mapet_mm.utils.dist import print_once
 
 DENSE = ("dense_train", "dense_val")
@@ -80,42 +74,31 @@ class SegmentationByNeighbours(Protocol):
 
     def rows(self, evaluated: Evaluated) -> list[Row]:
         """mIoU with the setting that held-out training images chose; no rows without pixel labels."""
-        if not can_segment(evaluated):
+        images = evaluated.images["dense_train"]
+        grid = evaluated.features["dense_train"].grid
+        has_labels = all("gt_sem_seg" in evaluated.images[name][0].get("data_samples", ()) for name in DENSE)
+        if not (has_labels and images.class_names and grid != (0, 0)):
             print_once(f"no {self.name}: it takes pixel labels, names of classes and patch tokens")
             return []
-        train, test = (labelled_images(evaluated, name) for name in DENSE)
-        num_classes = len(evaluated.images["dense_train"].class_names)
-        side = labels_per_side(evaluated.images["dense_train"], train.features.grid)
-        voters = labelled_patches(train, num_classes, side, evaluated.device)
+        train, test = (
+            LabelledImages(evaluated.features[name], pixel_labels(evaluated.images[name])) for name in DENSE
+        )
+        # As many labels per side of a patch as it has pixels.
+        num_pixels = math.prod(images[0]["inputs"].shape[1:])
+        side = max(1, round((num_pixels / math.prod(grid)) ** 0.5))
+        voters = labelled_patches(train, len(images.class_names), side, evaluated.device)
         chosen_on, tested = measured(voters, test, self.ks)
         setting = best_setting(chosen_on)
         best = tested[setting]
         chosen = int(setting.rpartition("=")[2])
         note = setting + at_edge(min(self.ks, key=lambda k: abs(k - chosen)), self.ks)
-        row = Row(self.name, "patch tokens", best.miou, "mIoU, %", interval=best.interval, note=note)
-        details = [
-            *self.details("test images", tested),
-            *self.details("held-out training images", chosen_on),
-        ]
-        for name, iou in zip(evaluated.images["dense_train"].class_names, best.ious.tolist(), strict=True):
-            details.append(Row(self.name, f"class: {name}", iou, "IoU, %", detail=True))
-        return [row, *(detail for detail in details if not math.isnan(detail.value))]
-
-    def details(self, where: str, found: Mapping[str, Areas]) -> list[Row]:
-        """A row of the JSON file for each setting."""
-        return [
-            Row(self.name, f"{where}: {setting}", areas.miou, "mIoU, %", detail=True)
-            for setting, areas in found.items()
-        ]
-
-
-def can_segment(evaluated: Evaluated) -> bool:
-    """True if the images have pixel labels and names of classes, and the backbone patch tokens."""
-    for name in DENSE:
-        if "gt_sem_seg" not in evaluated.images[name][0].get("data_samples", ()):
-            return False
-    has_patches = math.prod(evaluated.features["dense_train"].grid) > 0
-    return has_patches and bool(evaluated.images["dense_train"].class_names)
+        rows = [Row(self.name, "patch tokens", best.miou, "mIoU, %", interval=best.interval, note=note)]
+        for where, found in (("test images", tested), ("held-out training images", chosen_on)):
+            for name, areas in found.items():
+                rows.append(Row(self.name, f"{where}: {name}", areas.miou, "mIoU, %", detail=True))
+        for name, iou in zip(images.class_names, best.ious.tolist(), strict=True):
+            rows.append(Row(self.name, f"class: {name}", iou, "IoU, %", detail=True))
+        return [row for row in rows if not (row.detail and math.isnan(row.value))]
 
 
 class LabelledImages(NamedTuple):
@@ -123,17 +106,6 @@ class LabelledImages(NamedTuple):
 
     features: Features
     labels: Sequence[Int[np.ndarray, "height width"]]
-
-
-def labelled_images(evaluated: Evaluated, name: str) -> LabelledImages:
-    """Features and labels of an image set."""
-    return LabelledImages(evaluated.features[name], pixel_labels(evaluated.images[name]))
-
-
-def labels_per_side(images: ImageSet, grid: tuple[int, int]) -> int:
-    """As many labels per side of a patch as it has pixels."""
-    num_pixels = math.prod(images[0]["inputs"].shape[1:])
-    return max(1, round((num_pixels / math.prod(grid)) ** 0.5))
 
 
 def measured(

@@ -199,12 +199,12 @@ def test_features_are_those_of_the_plain_vit_in_evaluation_mode(runner, pooling)
     hook.before_train(runner)
     with undisturbed(runner.model):
         built = hook.build_loaders(runner)[0]
-        bank = take_in_memory(TokenBackbone(runner.model), built, True, pooling)
+        found = take_in_memory(TokenBackbone(runner.model), built, True, pooling)
         images = torch.stack([TwoColours()[i]["inputs"] for i in range(24)]).float()
         tokens = runner.model.extract_feat((images - 128) / 64)[-1]
     expected = tokens[:, 1:].mean(1) if pooling == "mean" else tokens[:, 0]
-    torch.testing.assert_close(bank.pooled(pooling), expected, rtol=1e-5, atol=1e-5)
-    assert (bank.poolings, bank.labels.tolist()) == ([pooling], [0, 1] * 12)
+    torch.testing.assert_close(found.features, expected, rtol=1e-5, atol=1e-5)
+    assert found.labels.tolist() == [0, 1] * 12
 
 
 @pytest.mark.parametrize(("images", "queries"), [(24, 23), (11, 2), (5, 1)])
@@ -220,8 +220,8 @@ def test_a_probe_in_several_processes_equals_one_process(runner, tmp_path, image
         built_hook.before_train(runner)
         built = built_hook.build_loaders(runner)
         train, val = (take_in_memory(TokenBackbone(runner.model), one, True, "mean") for one in built)
-    known = [(train.pooled("mean"), train.labels)]
-    right = knn_votes(val.pooled("mean"), known, 2, k=3).argmax(1) == val.labels
+    known = [(train.features, train.labels)]
+    right = knn_votes(val.features, known, 2, k=3).argmax(1) == val.labels
     for number in (1, 2, 3):
         expected = pytest.approx(100 * right.float().mean().item())
         assert in_processes(number, probe, tmp_path) == [expected] * number

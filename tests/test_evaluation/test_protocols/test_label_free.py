@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from clustered_features import MemoryFeatures
 
-from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 

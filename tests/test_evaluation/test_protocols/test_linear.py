@@ -1,6 +1,9 @@
 """Linear probes trained together equal classifiers trained alone."""
 
+import copy
 import math
+from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from clustered_features import (
     CLASSES,
     DIM,
     LAYERS,
+    MemoryFeatures,
     as_evaluated,
     evaluated_clusters,
     one_pooling,
@@ -17,10 +21,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from mapet_mm.evaluation import features
-from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols import probes
-from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProbes
+from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProbes, rows_of_layers
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
 from mapet_mm.evaluation.protocols.regression import Regression
 
@@ -85,7 +88,11 @@ def test_the_best_layer_is_the_one_that_classifies_the_held_out_images_best(eval
     chosen = [
         Chosen(layer, top1, lambda _, scores=scores: scores, f"rate {layer}") for layer, top1, scores in tried
     ]
-    last, best, *_ = LinearProbes().rows_of_layers(evaluated, "mean", chosen)
+    train = copy.copy(evaluated.features["train"])
+    train.layers = [layer for layer, *_ in tried]
+    evaluated = replace(evaluated, features={"train": train, "val": val})
+    rows = rows_of_layers(LinearProbes(), evaluated, lambda layer: defaultdict(lambda: chosen[layer]))
+    last, best = [row for row in rows if row.setting.startswith("mean") and not row.detail]
     assert (last.setting, last.value, last.note) == ("mean, last layer", 0, "rate output")
     assert (best.setting, best.value, best.note) == ("mean, best layer", 100, "layer 2, rate 2")
 

@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from clustered_features import as_evaluated, evaluated_clusters, one_pooling, tenth_of_each_class
+from clustered_features import (
+    MemoryFeatures,
+    as_evaluated,
+    evaluated_clusters,
+    one_pooling,
+    tenth_of_each_class,
+)
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols import regression
 from mapet_mm.evaluation.protocols.regression import STRENGTHS, LowShot, Regression, draw, fitted_scaler

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from clustered_features import MemoryFeatures
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.images import ImageSetError
 from mapet_mm.evaluation.pixel_labels import Areas, join_cells, label_cells, majority
 from mapet_mm.evaluation.protocol import Evaluated

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 import runpy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -44,13 +45,23 @@ def test_no_table_has_more_than_six_columns(page):
     assert [rule for rule in rules if rule.count("|") - 1 > 6] == []
 
 
-LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+CODE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a forge gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_into_the_repository_leads_somewhere(page):
-    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
-    missing = [link for link in links if not (page.parent / link).exists()]
+    missing = []
+    for file, anchor in LINK.findall(page.read_text()):
+        target = page.parent / file if file else page
+        if "://" not in file and not (target.exists() and (not anchor or anchor in anchors(target))):
+            missing.append(f"{file}#{anchor}")
     assert not missing
 
 

@@ -54,7 +54,8 @@ def one_line(title: str, if_fetched: str, otherwise: str = "") -> Iterator[None]
         raise
     except Exception as error:  # of an import of the library's, it can be any
         if isinstance(error, ImportError | RuntimeError | AttributeError):
-            error = _first_cause(error)
+            while error.__cause__ is not None:  # transformers says of a failed import only that it failed
+                error = error.__cause__
         met = [error, error.__cause__]
         reason = reason_of(error).rstrip(".")
         remedy = if_fetched if isinstance(error, OSError) else otherwise
@@ -65,21 +66,9 @@ def one_line(title: str, if_fetched: str, otherwise: str = "") -> Iterator[None]
             reason = "the Hugging Face Hub has no such model, or a private one"
             remedy = f"check the name; for a private one {LOG_IN}"
         elif isinstance(error, ImportError):
-            remedy = _install(error)
+            extra = EXTRAS.get(str(error.name).partition(".")[0])
+            remedy = f'pip install "mapet_mm[{extra}]"' if extra else "repair its installation"
         raise UserError("; ".join(filter(None, [f"{title}: {reason}", remedy]))) from error
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """What an error was raised from: transformers says of a failed import only that it failed."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _install(error: ImportError) -> str:
-    """The command that brings a module which could not be imported."""
-    extra = EXTRAS.get(str(error.name).partition(".")[0])
-    return f'pip install "mapet_mm[{extra}]"' if extra else "repair its installation"
 
 
 def find_timm(name: str) -> None:

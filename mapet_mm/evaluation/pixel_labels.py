@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -116,9 +116,10 @@ class PixelLabels(Sequence):
     """
 
     def __init__(self, images: ImageSet) -> None:
-        reader = _LabelReader(images)
-        num_workers = usable_workers(images.useful_workers(len(reader)), lambda: tensor_bytes(reader[0]))
-        loader = DataLoader(reader, batch_size=None, num_workers=num_workers)
+        read = partial(read_labels, images)
+        num_workers = usable_workers(images.useful_workers(len(images)), lambda: tensor_bytes(read(0)))
+        # The loader's own dataset are the numbers of the images.
+        loader = DataLoader(range(len(images)), batch_size=None, num_workers=num_workers, collate_fn=read)
         bar = tqdm(loader, desc=f"labels of {images.name}", unit="image")
         self._maps = [(labels.shape, zlib.compress(labels.numpy().tobytes(), 1)) for labels in bar]
 
@@ -136,23 +137,15 @@ def pixel_labels(images: ImageSet) -> PixelLabels:
     return PixelLabels(images)
 
 
-class _LabelReader:
-    """The labels of an image set's images, by index."""
-
-    def __init__(self, images: ImageSet) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> UInt8[Tensor, "height width"]:
-        sample = self.images[index]
-        image_path = self.images.path(index)
-        path = sample["data_samples"].get("seg_map_path", image_path)
-        labels = arrived_labels(sample, path)
-        classes_of(self.images).found_in(labels, path)
-        check_whole(labels, sample["data_samples"], image_path)
-        return torch.from_numpy(labels).byte()
+def read_labels(images: ImageSet, index: int) -> UInt8[Tensor, "height width"]:
+    """The pixel labels of an image."""
+    sample = images[index]
+    image_path = images.path(index)
+    path = sample["data_samples"].get("seg_map_path", image_path)
+    labels = arrived_labels(sample, path)
+    classes_of(images).found_in(labels, path)
+    check_whole(labels, sample["data_samples"], image_path)
+    return torch.from_numpy(labels).byte()
 
 
 def classes_of(images: ImageSet) -> Classes:

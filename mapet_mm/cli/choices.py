@@ -22,9 +22,9 @@ from mapet_mm.datasets.pictures import Reading
 from mapet_mm.datasets.tiles import tile_names
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
+from mapet_mm.structures.image_files import file_of
 from mapet_mm.utils.disk import GIGABYTE, free_bytes, require_room
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import file_of
 from mapet_mm.utils.run_folder import INIT
 
 ROWS_A_CENTROID = 39  # the minimum that faiss advises

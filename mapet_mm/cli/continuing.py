@@ -15,18 +15,12 @@ from mmengine.config import Config
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.starts import source_digest
 from mapet_mm.structures import TokenStore
+from mapet_mm.structures.image_files import file_digests, file_of, require_same_files
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.config import nodes, read_config
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import (
-    IDENTITY,
-    digest_of_file,
-    file_digests,
-    file_of,
-    require_same_files,
-    require_settings,
-)
+from mapet_mm.utils.identity import IDENTITY, digest_of_file, require_settings
 from mapet_mm.utils.run_folder import IMAGES, INIT, PRETRAINING, TEACHER, TOKENIZER, Run
 
 HEAD = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"

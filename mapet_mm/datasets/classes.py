@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from mapet_mm.structures.image_files import file_of
 from mapet_mm.utils.errors import UserError, listed, reason_of
-from mapet_mm.utils.identity import file_of
 
 # Folders that divide a data set and are no classes.
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}

@@ -10,7 +10,8 @@ from itertools import chain
 
 from tqdm import tqdm
 
-from mapet_mm.utils.identity import digest_of_file, file_of
+from mapet_mm.structures.image_files import file_of
+from mapet_mm.utils.identity import digest_of_file
 
 THREADS = 16  # that wait for a network's storage
 AT_ONCE = 64  # files for a thread

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mapet_mm.datasets.classes import NAMED, classes_at, read_table
+from mapet_mm.structures.image_files import file_of
 from mapet_mm.utils.errors import UserError, listed
-from mapet_mm.utils.identity import file_of
 
 Image = TypeVar("Image", str, int)  # its name, or its index
 

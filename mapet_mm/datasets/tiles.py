@@ -12,8 +12,8 @@ from jaxtyping import Shaped
 
 from mapet_mm.datasets.copies import THREADS
 from mapet_mm.datasets.pictures import look_at_path, of_any_size, size_of
+from mapet_mm.structures.image_files import file_of
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import file_of
 
 
 def tile_names(

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Int, Int64
 from mmengine.utils import to_2tuple
 from tqdm import tqdm
 
+from mapet_mm.structures.image_files import file_digests, require_same_files
 from mapet_mm.structures.names import StoredNames, names_file
 from mapet_mm.structures.parts import (
     HOW_TO_RESTORE,
@@ -34,7 +35,7 @@ from mapet_mm.structures.parts import (
     name_hash,
 )
 from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
-from mapet_mm.utils.identity import explain, file_digests, require_same_files
+from mapet_mm.utils.identity import explain
 from mapet_mm.utils.shared_work import shared_lock
 
 PART_ROWS = 1024

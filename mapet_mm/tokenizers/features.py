@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +15,14 @@ from jaxtyping import Float16, Float32, Int64, Shaped
 from torch import Tensor
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
+from mapet_mm.structures.image_files import file_digests, require_same_files
 from mapet_mm.structures.names import StoredNames, names_file
 from mapet_mm.structures.parts import PENDING, Parts, TensorFile, encode_name
 from mapet_mm.tokenizers.fill import GroupLoader, ImageGroup, fill
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UnreadableImagesError
-from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.disk import require_room
-from mapet_mm.utils.identity import folder_of
+from mapet_mm.utils.identity import digest
 
 IMAGES_PER_PART = 256
 BEYOND_FLOAT16 = "the network gives it NaN, infinity, or features above 65504, the largest number of float16"
@@ -110,6 +112,28 @@ def sample_features(
             reasons_by_path, f"the features of the others are kept in `{features.folder}`"
         )
     return features
+
+
+def folder_of(parent: Path, identity: Mapping[str, Any], names: Iterable[str]) -> Path:
+    """The folder of what was computed of images: named by all that decides it, but for where they lie.
+
+    `images.json` in it has their digests. With images of which there are none, the name also stands for
+    `data_root` in the identity.
+
+    Raises:
+        UserError: it was computed of other images with the same names.
+    """
+    digests = file_digests(identity["data_root"], names)
+    if not digests:
+        return parent / digest(identity)[:12]
+    folder = parent / digest({key: value for key, value in identity.items() if key != "data_root"})[:12]
+    record = folder / "images.json"
+    if not record.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_json(record, digests)
+    remedy = "bring that one back, or remove the folder"
+    require_same_files(json.loads(record.read_text()), identity["data_root"], f"`{folder}`", remedy)
+    return folder
 
 
 def features_identity(

@@ -23,6 +23,7 @@ from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, CodebookError, TokenStore
+from mapet_mm.structures.image_files import file_digests, require_same_files
 from mapet_mm.tokenizers.features import SampledFeatures, draw_images, sample_features
 from mapet_mm.tokenizers.fill import GroupLoader
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_skipped
@@ -31,7 +32,7 @@ from mapet_mm.tokenizers.tokens import Extraction, extract_tokens, open_or_creat
 from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import as_json, explain, file_digests, require_same_files
+from mapet_mm.utils.identity import as_json, explain
 from mapet_mm.utils.precision import HALF
 
 TAKES_TOKENIZER = "give the config of a tokenizer, as configs/micro/kclip.py"

@@ -16,9 +16,9 @@ from mapet_mm.datasets.pictures import Picture, PictureError, size_of
 from mapet_mm.datasets.tiles import corners, tile_names
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures import TokenStore
+from mapet_mm.structures.image_files import file_digests, file_of
 from mapet_mm.tokenizers.images import ImageReader, UndecodableError
 from mapet_mm.tokenizers.squares import SquareLoader, store_images
-from mapet_mm.utils.identity import file_digests, file_of
 
 RANDOM = np.random.default_rng(0)
 

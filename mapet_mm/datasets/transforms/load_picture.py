@@ -23,7 +23,7 @@ from mapet_mm.datasets.pictures import (
 )
 from mapet_mm.datasets.tiles import LAST_PICTURE, cut_tile
 from mapet_mm.registry import TRANSFORMS
-from mapet_mm.utils.identity import file_of
+from mapet_mm.structures.image_files import file_of
 
 
 @TRANSFORMS.register_module()

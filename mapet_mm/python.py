@@ -237,13 +237,10 @@ class PipelineTransform:
 
     def __call__(self, image: str | os.PathLike | Image.Image) -> Tensor:
         """The input `(3, H, W)` for an image."""
-        from mapet_mm.datasets.pictures import reads_photographs, require_kept
+        from mapet_mm.datasets.reading import read_whole
 
         if isinstance(image, str | os.PathLike):
-            path = os.fspath(image)
-            if reads_photographs(self.load):
-                require_kept({path: path})
-            results = self.load(dict(img_path=path))
+            results = read_whole(self.load, dict(img_path=os.fspath(image)))
         else:
             pixels = as_if_loaded(image, self.load)
             results = dict(img=pixels, img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mapet_mm.datasets.pipelines import find_step, own_randomness, pipeline_steps
-from mapet_mm.datasets.tar_shards import LoadImageFromTar
 from mapet_mm.datasets.transforms.load_picture import LoadPicture
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.registry import TRANSFORMS
@@ -98,8 +97,6 @@ def _probed(pipeline: Compose, grid: tuple[int, int]) -> Compose:
     for step in pipeline_steps(pipeline):
         if isinstance(step, LoadTokenGrid):
             replaced[id(step)] = lambda results: {**results, "token_grid": ids.copy()}
-        elif isinstance(step, LoadImageFromTar):
-            replaced[id(step)] = LoadImageFromFile(step.to_float32, step.color_type, step.imdecode_backend)
         elif isinstance(step, LoadPicture):  # the test images are grey
             replaced[id(step)] = LoadPicture(bands=[1] * len(step.bands or (1, 2, 3)))
     copied = copy.deepcopy(pipeline, replaced)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mmpretrain.datasets import CustomDataset
 from torch.utils.data import Dataset
 
-from mapet_mm.datasets.image_folder import is_of_system, note_other_rules
-from mapet_mm.datasets.pictures import reads_photographs, require_kept, spread
-from mapet_mm.datasets.pipelines import leaf_datasets
+from mapet_mm.datasets.image_folder import ImageFolder, image_names, is_of_system, others_text
+from mapet_mm.datasets.pictures import look_at_path, reads_photographs, require_kept, spread
+from mapet_mm.datasets.pipelines import image_paths, leaf_datasets
 from mapet_mm.registry import DATASETS
 from mapet_mm.utils.config import type_name
+from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError, listed
+
+REMEDY = "type='mapet_mm.ImageFolder' follows the rules of mapet-mm pretrain"
 
 
 class DatasetError(UserError, ValueError):
@@ -40,9 +46,33 @@ def require_photographs(dataset: Dataset) -> None:
     for leaf in leaf_datasets(dataset):
         steps = getattr(getattr(leaf, "pipeline", None), "transforms", ())
         if steps and reads_photographs(steps[0]):
-            infos = [leaf.get_data_info(index) for index in spread(len(leaf))]
-            paths = [str(info.get("img_path")) for info in infos]
-            require_kept(dict(zip(paths, paths, strict=True)))
+            paths = [str(leaf.get_data_info(index).get("img_path")) for index in spread(len(leaf))]
+            require_kept({path: look_at_path(path) for path in paths})
+
+
+def note_other_rules(dataset: Dataset) -> None:
+    """Say where MMPretrain's datasets of folders follow other rules than `ImageFolder`."""
+    if not is_first_process():
+        return
+    for leaf in leaf_datasets(dataset):
+        if not isinstance(leaf, CustomDataset) or isinstance(leaf, ImageFolder) or leaf.ann_file:
+            continue
+        root = leaf.img_prefix
+        kind = type(leaf).__name__
+        passed_over: Counter[str] = Counter()
+        if type(leaf) is CustomDataset and os.path.isdir(root):  # not ImageNet, which is large and has JPEGs
+            names, _ = image_names(root)
+            passed_over.update(Path(name).suffix for name in names if not leaf.is_valid_file(name))
+        if passed_over:
+            kinds = others_text(passed_over)
+            print_once(f"{root}: {kinds} left out, which {kind} does not take: {REMEDY}")
+        folders = set(getattr(leaf, "folder_to_idx", ()))
+        for folder in {os.path.dirname(path) for path in image_paths(leaf)}:
+            folders.update(os.path.relpath(folder, root).split("/"))
+        of_system = sorted(name for name in folders if is_of_system(name) and name != os.curdir)
+        if of_system:
+            where = listed(of_system, most=5)
+            print_once(f"{root}: {kind} takes images or classes of {where}: remove them, or {REMEDY}")
 
 
 @contextmanager

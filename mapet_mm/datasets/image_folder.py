@@ -9,14 +9,11 @@ from typing import Any
 
 from mmengine.fileio import join_path, list_from_file
 from mmpretrain.datasets import CustomDataset
-from torch.utils.data import Dataset
 
 from mapet_mm.datasets.classes import classes_at, level_of_classes, read_labels
 from mapet_mm.datasets.groups import groups_of, read_groups
-from mapet_mm.datasets.pipelines import image_paths, leaf_datasets
 from mapet_mm.datasets.tiles import tile_names
 from mapet_mm.registry import DATASETS
-from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError, listed, printable
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".dcm")
@@ -26,7 +23,6 @@ OF_SYSTEMS = {
     *("$recycle.bin", "recycler", "system volume information", "thumbs"),
     *("__macosx", "network trash folder", "temporary items", "__pycache__"),
 }
-REMEDY = "type='mapet_mm.ImageFolder' follows the rules of mapet-mm pretrain"
 
 
 def is_of_system(name: str) -> bool:
@@ -50,13 +46,18 @@ def image_names(folder: str | os.PathLike, part: str = "") -> tuple[list[str], C
     names: list[str] = []
     others: Counter[str] = Counter()
     for path, folders, files in os.walk(Path(root, part), followlinks=True, onerror=_raise):
-        for name in filter(is_of_system, folders):
-            if not name.startswith("."):
-                others[f"`{name}`"] += 1
-        folders[:] = [name for name in folders if not is_of_system(name)]
+        kept = []
         for name in folders:
-            if name.lower().endswith(EXTENSIONS) and not os.listdir(os.path.join(path, name)):
-                others[f"empty folder `{printable(name)}`"] += 1
+            if is_of_system(name):
+                if not name.startswith("."):
+                    others[f"`{name}`"] += 1
+            elif _leads_back(os.path.join(path, name), root):
+                others[f"link `{printable(name)}` to a folder that it is in"] += 1
+            else:
+                kept.append(name)
+                if name.lower().endswith(EXTENSIONS) and not os.listdir(os.path.join(path, name)):
+                    others[f"empty folder `{printable(name)}`"] += 1
+        folders[:] = kept  # os.walk goes into these
         inside = os.path.relpath(path, root)
         for name in files:
             if is_of_system(name):
@@ -66,6 +67,18 @@ def image_names(folder: str | os.PathLike, part: str = "") -> tuple[list[str], C
             else:
                 others[printable(Path(name).suffix) or "no suffix"] += 1
     return sorted(names), others
+
+
+def _leads_back(folder: str, root: str) -> bool:
+    """True for a link to one of the folders through which it was reached: it would be followed for ever."""
+    if not os.path.islink(folder):
+        return False
+    target = os.stat(folder)
+    while len(folder) > len(root):
+        folder = os.path.dirname(folder)
+        if os.path.samestat(target, os.stat(folder)):
+            return True
+    return False
 
 
 def _raise(error: OSError) -> None:
@@ -146,7 +159,7 @@ class ImageFolder(CustomDataset):
 
     def _listed_samples(self) -> list[tuple[str, int | None]]:
         """Names and classes in lines `name class`, or names alone."""
-        lines = list_from_file(self.ann_file)
+        lines = [line for line in list_from_file(self.ann_file) if line.strip()]
         if not self.with_label:
             return [(line, None) for line in lines]
         parted = [line.rstrip().rpartition(" ") for line in lines]
@@ -177,28 +190,3 @@ class ImageFolder(CustomDataset):
         if unknown:
             raise UserError(f"{folder} has classes that `metainfo` lacks: {listed(sorted(unknown), most=5)}")
         return sorted(((name, number[label]) for name, label in classes.items()), key=lambda one: one[::-1])
-
-
-def note_other_rules(dataset: Dataset) -> None:
-    """Say where MMPretrain's datasets of folders follow other rules than `ImageFolder`."""
-    if not is_first_process():
-        return
-    for leaf in leaf_datasets(dataset):
-        if not isinstance(leaf, CustomDataset) or isinstance(leaf, ImageFolder) or leaf.ann_file:
-            continue
-        root = leaf.img_prefix
-        kind = type(leaf).__name__
-        passed_over: Counter[str] = Counter()
-        if type(leaf) is CustomDataset and os.path.isdir(root):  # not ImageNet, which is large and has JPEGs
-            names, _ = image_names(root)
-            passed_over.update(Path(name).suffix for name in names if not leaf.is_valid_file(name))
-        if passed_over:
-            kinds = others_text(passed_over)
-            print_once(f"{root}: {kinds} left out, which {kind} does not take: {REMEDY}")
-        folders = set(getattr(leaf, "folder_to_idx", ()))
-        for folder in {os.path.dirname(path) for path in image_paths(leaf)}:
-            folders.update(os.path.relpath(folder, root).split("/"))
-        of_system = sorted(name for name in folders if is_of_system(name) and name != os.curdir)
-        if of_system:
-            where = listed(of_system, most=5)
-            print_once(f"{root}: {kind} takes images or classes of {where}: remove them, or {REMEDY}")

@@ -94,7 +94,7 @@ def look(paths: Sequence[str], reading: Reading = PLAIN) -> Look:
         with suppress(OSError), of_any_size():  # it is broken; the tokenizer names the image
             sizes.append(size_of(path, picture))
     try:
-        require_kept({path: path for path in pictures}, reading)
+        require_kept(pictures, reading)
     except PictureError as error:
         sample = _sample(LoadPicture(), decoded)
         raise PictureError(f"{error}; their values go {_values_words(sample)}") from error

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 PNG = b"\x89PNG"
 PNG_BANDS = {0: 1, 2: 3, 3: 3, 4: 1, 6: 3}  # by the colour type in the header, without alpha
-PNM = (b"P5", b"P6")
+PNM = {b"P2": 1, b"P3": 3, b"P5": 1, b"P6": 3}  # bands of grey and colour maps, in text and in bytes
+HEAD = 1024  # bytes of a file, of which its kind is seen
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 TIFF_BITS = 258  # the tag of bits per sample
 # Bands of what OpenCV reads as a photograph, by the TIFF's photometric interpretation.
@@ -42,6 +43,9 @@ TIFF_COLOURS = {
 }
 ORIENTATION = 274  # the tag of EXIF
 LYING = (5, 6, 7, 8)  # its values for a picture on its side
+# And for one whose rows, or columns, are in the other order, once it no longer lies on its side.
+UPSIDE_DOWN = (3, 4, 7, 8)
+MIRRORED = (2, 3, 6, 7)
 EIGHT_BITS = np.dtype(np.uint8)
 DICOM = b"DICM"  # after 128 bytes of any content
 MASK_SHARE = 0.5  # of a band's values that are 0 or 255, from which on it is a mask
@@ -63,7 +67,7 @@ class Picture:
         dtype: of the values.
         bands: how many, without alpha.
         pages: of a TIFF, or frames of a DICOM file.
-        size: width and height in pixels; None for photographs, of which this is not read.
+        size: width and height in pixels, of a TIFF or a DICOM file; Pillow knows that of the others.
     """
 
     kind: str = "photograph"
@@ -153,21 +157,16 @@ def reads_photographs(step: Any) -> bool:
     return type(step) is LoadImageFromFile and step.color_type == "color"
 
 
-def require_kept(files: Mapping[str, BinaryIO | str], reading: Reading = PHOTOGRAPHS) -> None:
-    """Raise PictureError if information of some pictures would be lost in silence.
-
-    Args:
-        files: open files or paths, by their names. Those that are elsewhere than on a disk are not looked at.
-        reading: how they are to be read.
-    """
+def require_kept(pictures: Mapping[str, Picture], reading: Reading = PHOTOGRAPHS) -> None:
+    """Raise PictureError if information of some pictures, by their names, would be lost in silence."""
     lost = {}
-    for name, file in files.items():
-        losses = reading.losses(look_at_path(file) if isinstance(file, str) else look_at(file))
+    for name, picture in pictures.items():
+        losses = reading.losses(picture)
         if losses:
             lost[name] = "; ".join(losses)
     if lost:
         first = next(iter(lost))
-        count = f"{len(lost)} of {len(files)} images looked at, such as " if len(files) > 1 else ""
+        count = f"{len(lost)} of {len(pictures)} images looked at, such as " if len(pictures) > 1 else ""
         raise PictureError(f"{count}`{printable(first)}`: {lost[first]}; in configs {IN_CONFIGS}")
 
 
@@ -211,14 +210,14 @@ def look_at(file: BinaryIO) -> Picture:
     Raises:
         ImportError: a file that only the extra `pictures` reads.
     """
-    head = file.read(132)
+    head = file.read(HEAD)
     file.seek(0)
     try:
-        if head[128:] == DICOM:  # the bytes before may be a TIFF's
+        if head[128:132] == DICOM:  # the bytes before may be a TIFF's
             return _look_at_dicom(file)
         if head.startswith(PNG):
             return _look_at_png(head)
-        if head.startswith(PNM):
+        if head[:2] in PNM:
             return _look_at_pnm(head)
         if head.startswith(TIFF):
             return _look_at_tiff(file)
@@ -249,12 +248,12 @@ def read_pixels(content: bytes, picture: Picture, page: int | None) -> Pixels:
     if picture.kind == "DICOM":
         return _read_dicom(content, picture, page)
     is_photograph = picture.kind == "photograph"
-    flags = cv2.IMREAD_COLOR if is_photograph else cv2.IMREAD_UNCHANGED
+    # The others too come without alpha, and turned as their EXIF data say.
+    flags = cv2.IMREAD_COLOR if is_photograph else cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR
     values = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     if values is None:
         raise PictureError(f"OpenCV cannot decode the {picture.kind}")
-    # Blue is OpenCV's first band, and alpha its fourth.
-    return Pixels(np.atleast_3d(values)[:, :, 2::-1][:, :, : picture.bands])
+    return Pixels(np.atleast_3d(values)[:, :, ::-1][:, :, : picture.bands])  # blue is OpenCV's first band
 
 
 def to_8_bits(
@@ -271,20 +270,18 @@ def to_8_bits(
 
 
 def _look_at_png(head: bytes) -> Picture:
-    width, height = int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
     bits, colour = head[24], head[25]
     if bits <= 8:
         return Picture()
-    return Picture("PNG", np.dtype(np.uint16), PNG_BANDS[colour], size=(width, height))
+    return Picture("PNG", np.dtype(np.uint16), PNG_BANDS[colour])
 
 
 def _look_at_pnm(head: bytes) -> Picture:
-    """A portable grey or colour map; its header has width, height and the largest value."""
+    """A portable grey or colour map."""
     words = re.sub(rb"#.*", b"", head).split()
-    width, height, largest = map(int, words[1:4])
-    if largest < 256:
+    if int(words[3]) < 256:  # the largest value, after width and height
         return Picture()
-    return Picture("PNM", np.dtype(np.uint16), 1 if words[0] == b"P5" else 3, size=(width, height))
+    return Picture("PNM", np.dtype(np.uint16), PNM[words[0]])
 
 
 def _look_at_tiff(file: BinaryIO) -> Picture:
@@ -298,6 +295,8 @@ def _look_at_tiff(file: BinaryIO) -> Picture:
         pages = _pages_of(tiff)
         first = pages[0]
         size = first.imagewidth, first.imagelength
+        if _orientation_of(first) in LYING:
+            size = first.imagelength, first.imagewidth
         picture = Picture("TIFF", first.dtype, first.samplesperpixel, len(pages), size)
         is_photograph = not picture.is_deep and len(pages) == 1 and _has_colours(first)
         return Picture() if is_photograph else picture
@@ -349,7 +348,27 @@ def _read_tiff(content: bytes, page: int | None) -> Pixels:
         if page is not None:
             pages = [pages[page]]
         values = np.concatenate([_values_of(one) for one in pages], axis=2)
+        values = _upright(values, _orientation_of(pages[0]))
         return Pixels(values, is_negative=pages[0].photometric.name == "MINISWHITE")
+
+
+def _orientation_of(page: TiffPage) -> int:
+    """How a page's values lie, as EXIF numbers it; 1 is upright."""
+    tag = page.tags.get(ORIENTATION)
+    return 1 if tag is None else int(tag.value)
+
+
+def _upright(
+    values: Shaped[np.ndarray, "height width band"], orientation: int
+) -> Shaped[np.ndarray, "rows columns band"]:
+    """A picture turned and mirrored as the orientation of EXIF says, as OpenCV does it with photographs."""
+    if orientation in LYING:
+        values = values.transpose(1, 0, 2)
+    if orientation in UPSIDE_DOWN:
+        values = values[::-1]
+    if orientation in MIRRORED:
+        values = values[:, ::-1]
+    return values
 
 
 def _look_at_dicom(file: BinaryIO) -> Picture:

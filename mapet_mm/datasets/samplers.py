@@ -14,9 +14,9 @@ from mmengine.registry import DATA_SAMPLERS as ALL_SAMPLERS
 from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from mapet_mm.datasets.reading import is_of_storage, read_patiently, storage_message
 from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.utils.splitmix import DRAW_SEED, splitmix
-from mapet_mm.utils.storage import is_of_storage, read_patiently, storage_message
 
 REMEDY = (
     "repair or remove it, leave unreadable images out by ignore_empty=True in the pipeline's "
@@ -162,10 +162,11 @@ class SeededDataset(Dataset):
         seed = getattr(index, "seed", None)
         try:
             return read_patiently(lambda: self._load(int(index), seed))
-        except UserError:
-            raise
         except Exception as error:
-            path = self.dataset.get_data_info(int(index)).get("img_path")
+            info_of = getattr(self.dataset, "get_data_info", lambda index: {})
+            path = info_of(int(index)).get("img_path")
+            if isinstance(error, UserError) and str(path) in str(error):  # it names the image itself
+                raise
             if is_of_storage(error):
                 raise PipelineError(storage_message(path, error)) from error
             raise PipelineError(f"image `{path}`: {reason_of(error)}; {REMEDY}") from error

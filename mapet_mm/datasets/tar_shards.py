@@ -5,27 +5,28 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import mmcv
 import numpy as np
 from jaxtyping import Int64, Shaped
-from mmcv.transforms import LoadImageFromFile
 from mmpretrain.datasets import BaseDataset
 from tqdm import tqdm
 
 from mapet_mm.datasets.image_folder import EXTENSIONS, is_of_system
-from mapet_mm.datasets.pictures import require_kept
+from mapet_mm.datasets.pictures import look_at, require_kept
+from mapet_mm.datasets.transforms.load_picture import LoadPicture
 from mapet_mm.registry import DATASETS, TRANSFORMS
+from mapet_mm.structures.image_files import tar_of
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.shared_work import my_blocks
 
 OPEN_FILES = 64  # of a process
+MOST_LINKS = 40  # from one to the next, as in Linux
 INDICES = 4  # in memory: in the order of their names, the images of a tar file follow each other
 
 
@@ -126,12 +127,15 @@ class TarImages(Sequence):
 
 
 @TRANSFORMS.register_module()
-class LoadImageFromTar(LoadImageFromFile):
+class LoadImageFromTar(LoadPicture):
     """Load an image of `TarShards`, or one in a tar file by its path alone, as `mapet-mm store-images` does.
 
     Args:
         index_root: as that of `TarShards`.
-        **kwargs: arguments of `LoadImageFromFile`.
+        **kwargs: arguments of `LoadPicture`, for images that are no photographs.
+
+    Raises:
+        PictureError: an image is no photograph, and no option says how it is read.
 
     Examples:
         >>> images = TarShards("shards", pipeline=[dict(type="mapet_mm.LoadImageFromTar")])
@@ -143,20 +147,16 @@ class LoadImageFromTar(LoadImageFromFile):
         super().__init__(**kwargs)
         self.index_root = index_root
 
-    def transform(self, results: dict) -> dict:
-        """Add `img`, `img_shape` and `ori_shape`."""
+    def content(self, results: dict[str, Any]) -> bytes:
+        """The bytes of an image in a tar file."""
+        path = results["img_path"]
         if "shard" not in results:
-            results.update(find_image(results["img_path"], self.index_root))
+            results.update(find_image(path, self.index_root))
         descriptor = open_file(results["shard"]).fileno()
         content = os.pread(descriptor, results["size"], results["offset"])
-        require_kept({results["img_path"]: BytesIO(content)})
-        image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
-        if image is None:
-            raise UserError(f"image `{results['img_path']}` cannot be decoded: leave it out of its tar file")
-        results["img"] = image.astype("float32") if self.to_float32 else image
-        results["img_shape"] = image.shape[:2]
-        results["ori_shape"] = image.shape[:2]
-        return results
+        if self.reads_plainly:
+            require_kept({path: look_at(BytesIO(content))})
+        return content
 
 
 @lru_cache(maxsize=OPEN_FILES)
@@ -171,7 +171,7 @@ def find_image(path: str, index_root: str | None) -> dict[str, Any]:
     Raises:
         FileNotFoundError: no tar file has it.
     """
-    shard = next((parent for parent in Path(path).parents if parent.is_file()), None)
+    shard = tar_of(path)
     images = images_in(shard, index_root) if shard else {}
     name = os.path.relpath(path, shard)
     if name not in images:
@@ -184,8 +184,7 @@ def find_image(path: str, index_root: str | None) -> dict[str, Any]:
 def images_in(shard: Path, index_root: str | None) -> dict[str, tuple[int, int]]:
     """Offset and size in bytes of each image in a tar file, by its name."""
     images = read_index(shard, index_of(shard, index_root))
-    # Backwards, because of equal names the first has the tokens.
-    return {os.path.normpath(name): (offset, size) for name, offset, size in reversed(images)}
+    return {os.path.normpath(name): (offset, size) for name, offset, size in images}
 
 
 def index_of(shard: Path, index_root: str | None) -> Path:
@@ -194,28 +193,56 @@ def index_of(shard: Path, index_root: str | None) -> Path:
 
 
 def read_index(shard: Path, index: Path) -> list[tuple[str, int, int]]:
-    """Name, offset and size in bytes of each image in a tar file; makes the index if it is not there."""
+    """Name, offset and size in bytes of each image in a tar file; makes the index if it is not there.
+
+    Of images of one name, as `tar --append` makes them, the first counts, which has the tokens.
+    """
     status = shard.stat()
     identity = dict(bytes=status.st_size, modified=status.st_mtime_ns)
-    if index.exists():
-        stored = json.loads(index.read_text())
-        if stored["identity"] == identity:
-            return stored["images"]
-    images = list_images(shard)
-    replace_file(index, json.dumps(dict(identity=identity, images=images)).encode())
-    return images
+    stored = json.loads(index.read_text()) if index.exists() else {}
+    images = stored.get("images")
+    if stored.get("identity") != identity:
+        images = list_images(shard)
+        replace_file(index, json.dumps(dict(identity=identity, images=images)).encode())
+    first: dict[str, tuple[str, int, int]] = {}
+    for image in images:
+        first.setdefault(os.path.normpath(image[0]), image)
+    return list(first.values())
 
 
 def list_images(shard: Path) -> list[tuple[str, int, int]]:
-    """Name, offset and size in bytes of each image in a tar file, which is read from end to end."""
+    """Name, offset and size in bytes of each image in a tar file, which is read from end to end.
+
+    A link has the content of the file that it leads to, as after unpacking.
+    """
     try:
         with tarfile.open(shard, "r:") as file:
-            members = [member for member in file if member.isfile()]
+            members = list(file)
     except tarfile.ReadError as error:
         raise UserError(f"{shard} is not an uncompressed tar file ({error}): unpack or repair it") from error
+    by_name = {os.path.normpath(member.name): member for member in reversed(members)}
     found = []
     for member in members:
         is_left_behind = any(is_of_system(part) for part in Path(member.name).parts)
-        if member.name.lower().endswith(EXTENSIONS) and not is_left_behind:
-            found.append((member.name, member.offset_data, member.size))
+        if is_left_behind or not member.name.lower().endswith(EXTENSIONS):
+            continue
+        content = _content_of(member, by_name)
+        if content is not None:
+            found.append((member.name, content.offset_data, content.size))
     return found
+
+
+def _content_of(member: tarfile.TarInfo, by_name: Mapping[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
+    """The file that a member is, or that it leads to as a link; None if there is none."""
+    for _ in range(MOST_LINKS):
+        if member.isfile():
+            return member
+        if not (member.islnk() or member.issym()):
+            return None
+        # A hard link names a member, a symbolic one a path from its own folder.
+        folder = "" if member.islnk() else os.path.dirname(member.name)
+        target = os.path.normpath(os.path.join(folder, member.linkname))
+        if target not in by_name:
+            return None
+        member = by_name[target]
+    return None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Shaped
 
-from mapet_mm.datasets.copies import THREADS
 from mapet_mm.datasets.pictures import look_at_path, of_any_size, size_of
+from mapet_mm.datasets.reading import in_threads, is_of_storage, read_patiently, storage_message
 from mapet_mm.structures.image_files import file_of
 from mapet_mm.utils.errors import UserError
 
@@ -35,9 +33,9 @@ def tile_names(
         >>> [f"{x},{y}" for x, y in corners(500, 200, side=200)]
         ['0,0', '200,0', '300,0']
     """
-    # Here too, because the threads would set the limit back for each other.
-    with of_any_size(), ThreadPoolExecutor(THREADS) as threads:
-        sizes = list(threads.map(lambda name: _size(os.path.join(folder, name)), names))
+    paths = [os.path.join(folder, name) for name in names]
+    with of_any_size():  # here too, because the threads would set the limit back for each other
+        sizes = list(in_threads(_size, paths, "reading sizes"))
     tiles = []
     for name, (width, height) in zip(names, sizes, strict=True):
         tiles += [f"{name}#{x},{y}" for x, y in corners(width, height, side, overlap)]
@@ -46,8 +44,10 @@ def tile_names(
 
 def _size(path: str) -> tuple[int, int]:
     try:
-        return size_of(path, look_at_path(path))
-    except OSError:
+        return read_patiently(lambda: size_of(path, look_at_path(path)))
+    except OSError as error:
+        if is_of_storage(error):
+            raise UserError(storage_message(path, error)) from error
         return 1, 1
 
 
@@ -60,25 +60,6 @@ def corners(width: int, height: int, side: int, overlap: int = 0) -> list[tuple[
 def _starts(length: int, side: int, step: int) -> list[int]:
     last = max(0, length - side)
     return [*range(0, last, step), last]
-
-
-class LastPicture:
-    """The picture that was decoded last in this process: its tiles come one after the other."""
-
-    def __init__(self) -> None:
-        self._key: Any = None
-        self._pixels: np.ndarray | None = None
-
-    def get(self, key: Any, decode: Callable[[], np.ndarray]) -> Shaped[np.ndarray, "height width band"]:
-        """The picture of a key, decoded unless it is the last one."""
-        if key != self._key:
-            self._key = self._pixels = None  # frees the memory before the next one takes it
-            self._pixels = decode()
-            self._key = key
-        return self._pixels
-
-
-LAST_PICTURE = LastPicture()
 
 
 def cut_tile(

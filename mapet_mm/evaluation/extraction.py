@@ -12,12 +12,13 @@ from jaxtyping import Float, Float16, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from mapet_mm.datasets.reading import UndecodableError
 from mapet_mm.evaluation.features import TOKENS, Features, LayerParts
 from mapet_mm.evaluation.images import ImageSet, ImageSetError
 from mapet_mm.evaluation.models import Model
 from mapet_mm.evaluation.tokens import LayerTokens
 from mapet_mm.tokenizers.fill import ImageGroup, fill
-from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UndecodableError
+from mapet_mm.tokenizers.images import LARGEST_SKIPPED
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError

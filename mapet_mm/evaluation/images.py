@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from mapet_mm.datasets.building import build_dataset, require_photographs
 from mapet_mm.datasets.pipelines import label_of, leaf_datasets
+from mapet_mm.datasets.reading import ImageReader
 from mapet_mm.structures.image_files import file_of, tar_of
-from mapet_mm.tokenizers.images import ImageReader
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.identity import digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from mapet_mm.datasets.building import build_dataset
-from mapet_mm.datasets.pictures import reads_photographs, require_kept
 from mapet_mm.datasets.pipelines import image_paths, label_of, path_of
+from mapet_mm.datasets.reading import ImageReader, UndecodableError
 from mapet_mm.structures.names import relative_name, relative_names
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.errors import UserError, listed, reason_of
-from mapet_mm.utils.storage import is_of_storage, read_patiently, storage_message
+from mapet_mm.utils.errors import UserError, listed
 
 # Passes over the first image that have to agree.
 REPEATS = 8
@@ -181,27 +180,3 @@ class NamedImages(Dataset):
         which = bisect_right(self._ends, index)
         first = self._ends[which - 1] if which else 0
         return self._datasets[which], index - first
-
-
-class UndecodableError(Exception):
-    """An image cannot be decoded; the message is the reason."""
-
-
-class ImageReader:
-    """A pipeline's first step, which reads the image: if it fails, the image or the storage is to blame."""
-
-    def __init__(self, step: Callable[[dict], dict | None]) -> None:
-        self.step = step
-
-    def __call__(self, results: dict) -> dict:
-        try:
-            return read_patiently(lambda: self._read(results))
-        except Exception as error:  # of any decoder
-            if is_of_storage(error):
-                raise UserError(storage_message(results.get("img_path"), error)) from error
-            raise UndecodableError(reason_of(error)) from error
-
-    def _read(self, results: dict) -> dict:
-        if reads_photographs(self.step):
-            require_kept({results["img_path"]: results["img_path"]})
-        return self.step(results)

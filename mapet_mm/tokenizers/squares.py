@@ -17,11 +17,11 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import init_default_scope
 
+from mapet_mm.datasets.reading import ImageReader, UndecodableError
 from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.structures.parts import WRITTEN
 from mapet_mm.structures.squares import Squares
 from mapet_mm.tokenizers.fill import GROUP_SIZE, ImageGroup, fill
-from mapet_mm.tokenizers.images import ImageReader, UndecodableError
 from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.disk import require_room
 from mapet_mm.utils.errors import UserError, listed

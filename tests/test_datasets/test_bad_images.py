@@ -14,9 +14,10 @@ from mmengine.registry import DATASETS, TRANSFORMS
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from mapet_mm import LoadPicture
+from mapet_mm.datasets import reading
 from mapet_mm.datasets.samplers import PipelineError, SeededDataset, SeededIndex
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.utils import storage
 
 IMAGENET = ROOT / "configs/_base_/datasets"
 
@@ -47,6 +48,8 @@ def make(kind: str, path: Path) -> None:
     elif kind == "link.png":
         make("plain.png", path.with_name("target.png"))
         path.symlink_to("target.png")
+    elif kind == "circle.png":
+        path.symlink_to("circle.png")
     else:
         kinds = {
             "cmyk.jpg": image.convert("CMYK"),
@@ -71,7 +74,7 @@ READABLE += ["alpha.png", "palette.png", "palette_alpha.png", "animated.png", "a
 READABLE += ["animated.gif"] * (tuple(map(int, cv2.__version__.split(".")[:2])) >= (4, 12))
 READABLE += ["lab.tif", "link.png", "a name with spaces.png", "new\nline.png", "üñí 日本 \U0001f600.png"]
 READABLE += ["one.png", "line.png", "long.png", pytest.param("huge.png", marks=pytest.mark.slow)]
-UNREADABLE = ["zero.jpg", "text.jpg", "cut.jpg", "cut.png"]
+UNREADABLE = ["zero.jpg", "text.jpg", "cut.jpg", "cut.png", "circle.png"]
 
 
 def tokenized(path: Path):
@@ -117,6 +120,14 @@ def test_what_cannot_be_read_is_refused_by_name_in_both(kind, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+def test_a_picture_that_does_not_suit_its_options_is_named(tmp_path):
+    make("plain.png", tmp_path / "plain.png")
+    dataset = trained(tmp_path / "plain.png")
+    dataset.pipeline.transforms[0] = LoadPicture(bands=(1, 2, 3, 4))
+    with pytest.raises(PipelineError, match=r"plain\.png`: PictureError: --bands 4: there are bands 1 to 3"):
+        dataset[0]
+
+
 def test_mmcvs_own_option_leaves_unreadable_images_out(tmp_path):
     make("plain.png", tmp_path / "good_0.png")
     make("zero.jpg", tmp_path / "zero.jpg")
@@ -152,7 +163,7 @@ class Hiccup:
 
 def test_an_error_of_the_storage_is_tried_again_with_the_same_draws_after_a_while(tmp_path, monkeypatch):
     waits: list[float] = []
-    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(reading, "time", SimpleNamespace(sleep=waits.append))
     make("plain.png", tmp_path / "plain.png")
     dataset = trained(tmp_path / "plain.png")
     jitter = TRANSFORMS.build(dict(type="ColorJitter", brightness=0.4))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mapet_mm.datasets.image_folder import EXTENSIONS, ImageFolder, image_names, note_other_rules
+from mapet_mm.datasets.building import note_other_rules
+from mapet_mm.datasets.image_folder import EXTENSIONS, ImageFolder, image_names
 from mapet_mm.datasets.tar_shards import list_images
 from mapet_mm.registry import DATASETS
 from mapet_mm.utils.errors import UserError
@@ -73,13 +74,24 @@ def test_a_broken_link_is_listed_and_a_folder_that_cannot_be_read_is_an_error(fo
         image_names(folder / "gone")
 
 
+def test_a_link_to_a_folder_that_it_is_in_is_not_followed(folder):
+    (folder / "cat/all").symlink_to("..")
+    (folder / "dog/deep/dogs").symlink_to("../../dog")
+    (folder / "more").symlink_to("cat")  # to another folder: its images count again, but for those of `all`
+    names, others = image_names(folder)
+    assert names == [*NAMES, "more/1.jpg", "more/2.webp"]
+    assert others["link `all` to a folder that it is in"] == 2
+    assert others["link `dogs` to a folder that it is in"] == 1
+    assert image_names(folder, "dog")[0] == NAMES[2:]
+
+
 def test_names_in_a_list_may_begin_with_white_space(tmp_path):
     names = [" cats/1 2.jpg", "\u3000dogs/3.jpg"]
     (tmp_path / "list.txt").write_text("".join(f"{name} {label}\r\n" for label, name in enumerate(names)))
     listed = ImageFolder(data_prefix=str(tmp_path), ann_file=str(tmp_path / "list.txt"))
     assert [info["img_path"] for info in listed] == [f"{tmp_path}/{name}" for name in names]
     assert listed.get_gt_labels().tolist() == [0, 1]
-    (tmp_path / "list.txt").write_text("\n".join(names))
+    (tmp_path / "list.txt").write_text("\n".join(["", *names, " ", ""]))
     listed = ImageFolder(data_prefix=str(tmp_path), ann_file=str(tmp_path / "list.txt"), with_label=False)
     assert [info["img_path"] for info in listed] == [f"{tmp_path}/{name}" for name in names]
 

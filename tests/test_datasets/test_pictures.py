@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mmcv.transforms import LoadImageFromFile
 from pictures import dicom
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mapet_mm import LoadPicture
 from mapet_mm.datasets.building import build_dataset
@@ -19,10 +19,11 @@ from mapet_mm.datasets.pictures import (
     Reading,
     look_at,
     look_at_path,
+    size_of,
     spread,
 )
+from mapet_mm.datasets.reading import ImageReader, UndecodableError
 from mapet_mm.registry import TRANSFORMS
-from mapet_mm.tokenizers.images import ImageReader, UndecodableError
 from mapet_mm.utils.errors import UserError
 
 RANDOM = np.random.default_rng(0)
@@ -143,6 +144,31 @@ def test_photographs_come_as_from_mmcvs_loader(mode, name, tmp_path):
     assert with_picture["ori_shape"] == with_loader["ori_shape"]
     assert np.array_equal(loaded(path, bands=(1, 2, 3)), with_loader["img"])
     assert np.array_equal(loaded(path, range=(0, 4095)), with_loader["img"])  # not meant for 8 bits
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["png", "tif"])
+def test_deep_pictures_are_turned_as_photographs_are(kind, orientation, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photograph = Image.fromarray((DEEP >> 4).astype(np.uint8))
+    photograph.save(tmp_path / "8.png", exif=exif)
+    path = tmp_path / f"16.{kind}"
+    if kind == "png":
+        Image.fromarray(DEEP).save(path, exif=exif)
+    else:
+        tiff(path, DEEP, extratags=[(0x0112, "H", 1, orientation, True)])
+    upright = ImageOps.exif_transpose(Image.open(tmp_path / "8.png"))
+    image = loaded(path, range=(0, 4095), bands=(1,))[:, :, 0]
+    assert np.abs(image.astype(int) - np.asarray(upright)).max() <= 1  # of 255, by rounding
+    assert size_of(str(path), look_at_path(str(path))) == upright.size
+
+
+def test_deep_grey_in_text_is_no_photograph(tmp_path):
+    values = " ".join(map(str, DEEP.ravel().tolist()))
+    (tmp_path / "text.pgm").write_text(f"P2\n# {'made by a program ' * 20}\n30 20\n4095\n{values}\n")
+    assert "16 bits" in losses(tmp_path / "text.pgm")
+    assert np.array_equal(loaded(tmp_path / "text.pgm", range=(0, 4095))[:, :, 0], expected(DEEP, 0, 4095))
 
 
 def test_animations_are_photographs(tmp_path):

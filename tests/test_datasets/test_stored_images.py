@@ -31,14 +31,13 @@ from torch.utils.data import DataLoader
 from trainings import Noted, StopAfter, build, final, same
 
 import mapet_mm
-from mapet_mm.datasets import StoredImages, whole_batch
+from mapet_mm.datasets import StoredImages, reading, whole_batch
 from mapet_mm.datasets.samplers import SeededDataset, SeededIndex
 from mapet_mm.models.data_preprocessors.data_preprocessor import TokenGridDataPreprocessor
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store, parts
 from mapet_mm.structures.squares import Squares
 from mapet_mm.structures.token_store import PART_ROWS
 from mapet_mm.tokenizers.squares import SquareLoader, store_images
-from mapet_mm.utils import storage
 from mapet_mm.utils.errors import UserError
 
 TRAIN, VAL = named("train", 10), named("val", 4)
@@ -148,7 +147,7 @@ def test_a_whole_batch_is_its_items_and_fits_the_preprocessor(folder):
 @pytest.mark.parametrize(("errors", "stops"), [(4, False), (5, True)])
 def test_an_error_of_the_storage_costs_no_whole_batch(folder, monkeypatch, errors, stops):
     """After the batch, its first image is read four times."""
-    monkeypatch.setattr(storage, "RETRIES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(reading, "RETRIES", (0.0, 0.0, 0.0))
     dataset = SeededDataset(DATASETS.build(stored(folder, pipeline=())))
     indices = [SeededIndex(3, 5), SeededIndex(1, 6)]
     expected = dataset.__getitems__(indices)

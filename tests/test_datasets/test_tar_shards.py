@@ -14,6 +14,7 @@ from trainings import build as train
 
 from mapet_mm.datasets import tar_shards
 from mapet_mm.datasets.alignment import check_alignment
+from mapet_mm.datasets.pictures import PictureError
 from mapet_mm.datasets.tar_shards import LoadImageFromTar, index_of, read_index
 from mapet_mm.registry import DATASETS
 from mapet_mm.structures import TokenStore, TokenStoreError
@@ -122,17 +123,47 @@ def test_an_image_is_found_by_its_path_alone(shards, tmp_path):
             load({"img_path": str(path)})
 
 
-def test_of_images_with_the_same_name_the_first_is_read_by_it(shards):
-    """Its tokens are those of the name."""
+def test_of_images_with_the_same_name_the_first_counts(shards):
+    """Its tokens are those of the name: the second would be trained on with the first one's."""
     with tarfile.open(shards / "1.tar", "w") as file:
-        for name in NAMES[:2]:
-            file.add(shards.parent / "folder" / name, "n01/same.png")
+        for name, inside in zip(NAMES, ("n01/same.png", "./n01/same.png", "n02/other.png"), strict=False):
+            file.add(shards.parent / "folder" / name, inside)
     images = build(shards)
-    first, second = images[2], images[3]
-    assert first["img_path"] == second["img_path"]
-    found = LoadImageFromTar()({"img_path": first["img_path"]})
-    assert np.array_equal(found["img"], first["img"])
-    assert not np.array_equal(found["img"], second["img"])
+    assert len(images) == 5 - 1
+    expected = np.asarray(Image.open(shards.parent / "folder" / NAMES[0]))[..., ::-1]
+    assert np.array_equal(images[2]["img"], expected)
+    for same in ("n01/same.png", "./n01/same.png"):
+        found = LoadImageFromTar()({"img_path": f"{shards}/1.tar/{same}"})
+        assert np.array_equal(found["img"], expected)
+
+
+def test_links_in_tar_files_have_the_content_that_they_lead_to(shards):
+    """As `tar` writes files with several names, and symbolic links."""
+    folder = shards.parent / "folder"
+    os.link(folder / NAMES[0], folder / "n01/hard.png")
+    (folder / "n02/soft.png").symlink_to("../n01/hard.png")
+    (folder / "n02/broken.png").symlink_to("nowhere.png")
+    (folder / "n02/self.png").symlink_to("self.png")
+    with tarfile.open(shards / "0.tar", "w") as file:
+        file.add(folder, "./photos")
+    images = {Path(info["img_path"]).name: info for info in build(shards, pattern="0.tar")}
+    assert sorted(images) == ["a.png", "b.png", "c.png", "d.png", "hard.png", "soft.png"]
+    expected = np.asarray(Image.open(folder / NAMES[0]))[..., ::-1]
+    for name in ("a.png", "hard.png", "soft.png"):
+        assert np.array_equal(images[name]["img"], expected)
+
+
+def test_pictures_in_tar_files_are_read_with_the_options_of_load_picture(shards):
+    deep = np.arange(20 * 30, dtype=np.uint16).reshape(20, 30)
+    Image.fromarray(deep).save(shards.parent / "folder/deep.png")
+    with tarfile.open(shards / "0.tar", "w") as file:
+        file.add(shards.parent / "folder/deep.png", "deep.png")
+    path = str(shards / "0.tar/deep.png")
+    with pytest.raises(PictureError, match="16 bits"):
+        LoadImageFromTar()(dict(img_path=path))
+    image = LoadImageFromTar(range=(0, 510), bands=(1,))(dict(img_path=path))["img"]
+    assert image[0, :4, 0].tolist() == [0, 0, 1, 2]  # 0.5 is rounded to 0, 1.5 to 2
+    assert image[-1, -1] == 255
 
 
 @pytest.mark.parametrize(

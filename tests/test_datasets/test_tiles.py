@@ -1,5 +1,7 @@
 """Tiles: their corners and names, the same pixels as Pillow's crop, each file decoded once."""
 
+import errno
+import os
 import shutil
 from collections import Counter
 
@@ -9,16 +11,17 @@ from mmengine.dataset import Compose
 from PIL import Image
 
 from mapet_mm import LoadPicture
-from mapet_mm.datasets import StoredImages
+from mapet_mm.datasets import StoredImages, reading, tiles
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import groups_of
 from mapet_mm.datasets.pictures import Picture, PictureError, size_of
+from mapet_mm.datasets.reading import ImageReader, UndecodableError
 from mapet_mm.datasets.tiles import corners, tile_names
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.image_files import file_digests, file_of
-from mapet_mm.tokenizers.images import ImageReader, UndecodableError
 from mapet_mm.tokenizers.squares import SquareLoader, store_images
+from mapet_mm.utils.errors import UserError
 
 RANDOM = np.random.default_rng(0)
 
@@ -53,8 +56,8 @@ def test_tiles_cover_a_picture_and_the_last_one_is_moved_inward(layout, expected
 def test_tiles_are_the_pixels_that_pillow_crops(folder, monkeypatch):
     """Each file is decoded once, as its tiles come one after the other; upright, as OpenMMLab reads it."""
     decoded = Counter()
-    plain = LoadPicture._load
-    monkeypatch.setattr(LoadPicture, "_load", lambda self, results: count(decoded, plain, self, results))
+    plain = LoadPicture._whole
+    monkeypatch.setattr(LoadPicture, "_whole", lambda self, results: count(decoded, plain, self, results))
     names, largest = tile_names(folder, ["lying.jpg", "scene.png", "small.png"], 100, 20)
     assert Counter(map(file_of, names)) == {"lying.jpg": 12, "scene.png": 12, "small.png": 2}
     assert largest == 230 * 310
@@ -78,8 +81,8 @@ def count(decoded, plain, load, results):
 
 def test_tiles_are_rows_of_a_store_whose_squares_are_made_file_by_file(folder, monkeypatch):
     decoded = Counter()
-    plain = LoadPicture._load
-    monkeypatch.setattr(LoadPicture, "_load", lambda self, results: count(decoded, plain, self, results))
+    plain = LoadPicture._whole
+    monkeypatch.setattr(LoadPicture, "_whole", lambda self, results: count(decoded, plain, self, results))
     names, _ = tile_names(folder, ["lying.jpg", "scene.png", "small.png"], 100)
     store = TokenStore.create(folder / "tokens", names, (2, 2), 8, "digest", data_root=folder)
     store.write(range(len(names)), np.zeros((len(names), 2, 2), int))
@@ -151,3 +154,23 @@ def test_a_name_with_a_number_sign_is_no_tile():
     for name in ("a#1.png", "a#1,2.png", "#1,x", "a.png#", "a#b,1"):
         assert file_of(name) == name
     assert file_of("a#1,2.png#3,4") == "a#1,2.png"
+
+
+@pytest.mark.parametrize(("errors", "stops"), [(3, False), (4, True)])
+def test_a_storage_that_gives_errors_makes_no_single_tile_of_a_picture(folder, monkeypatch, errors, stops):
+    monkeypatch.setattr(reading, "RETRIES", (0.0, 0.0, 0.0))
+    left = [errors]
+    size_of = tiles.size_of
+
+    def size_in_the_end(path: str, picture: Picture) -> tuple[int, int]:
+        if path.endswith("scene.png") and left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return size_of(path, picture)
+
+    monkeypatch.setattr(tiles, "size_of", size_in_the_end)
+    if stops:
+        with pytest.raises(UserError, match=r"scene\.png` cannot be read .*look at the storage"):
+            tile_names(folder, ["scene.png"], side=100)
+    else:
+        assert len(tile_names(folder, ["scene.png"], side=100)[0]) > 1

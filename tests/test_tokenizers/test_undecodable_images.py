@@ -12,11 +12,11 @@ from mmengine.config import Config
 from PIL import Image
 from torch import nn
 
+from mapet_mm.datasets import reading
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, TokenStore
 from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.images import UnreadableImagesError
-from mapet_mm.utils import storage
 from mapet_mm.utils.errors import UserError
 
 BROKEN = "train/1/004.png"
@@ -122,7 +122,7 @@ class BadStorage(LoadImageFromFile):
 
 @pytest.mark.parametrize(("errors", "stops"), [(3, False), (4, True)])
 def test_an_error_of_the_storage_is_tried_again_and_leaves_no_image_out(fitted, monkeypatch, errors, stops):
-    monkeypatch.setattr(storage, "RETRIES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(reading, "RETRIES", (0.0, 0.0, 0.0))
     monkeypatch.setattr(BadStorage, "left", errors)
     fitted.update(on_error="skip", max_skipped=1)
     for dataset in fitted.dataset:

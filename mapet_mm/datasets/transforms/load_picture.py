@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
+import mmcv
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 from mmcv.transforms import BaseTransform, LoadImageFromFile
 from mmengine import fileio
 from mmengine.dataset import Compose
@@ -21,9 +22,12 @@ from mapet_mm.datasets.pictures import (
     read_pixels,
     to_8_bits,
 )
-from mapet_mm.datasets.tiles import LAST_PICTURE, cut_tile
+from mapet_mm.datasets.tiles import cut_tile
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures.image_files import file_of
+
+# The picture that was decoded last in this process: its tiles come one after the other.
+LAST_PICTURE: dict[tuple[LoadPicture, str], np.ndarray] = {}
 
 
 @TRANSFORMS.register_module()
@@ -79,32 +83,56 @@ class LoadPicture(LoadImageFromFile):
         self.page = page
         self.tile = tile
 
-    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+    def transform(self, results: dict[str, Any]) -> dict[str, Any] | None:
         """Add `img`, `img_shape` and `ori_shape`."""
-        path = str(results.get("img_path"))
-        if self.tile is None or path == file_of(path):
-            return self._load(results)
-        of_file = {**results, "img_path": file_of(path)}
-        picture = LAST_PICTURE.get((self, file_of(path)), lambda: self._load(of_file)["img"])
-        image = cut_tile(picture, path, self.tile)
-        return {**results, "img": image, "img_shape": image.shape[:2], "ori_shape": image.shape[:2]}
-
-    def _load(self, results: dict[str, Any]) -> dict[str, Any]:
-        """The whole picture."""
-        content = fileio.get(results["img_path"], backend_args=self.backend_args)
-        picture = look_at(BytesIO(content))
-        is_photograph = picture.kind == "photograph"
-        if is_photograph and self.pairs is None and self.bands is None and not self.page:
-            return super().transform(results)
-        image = self.mapped(self.taken(read_pixels(content, picture, self.page)))
-        results["img"] = image.astype(np.float32) if self.to_float32 else image
+        try:
+            image = self._tile(results) if self.tile else self._whole(results)
+        except Exception:
+            if self.ignore_empty:
+                return None
+            raise
+        if self.to_float32:
+            image = image.astype(np.float32)
+        results["img"] = image
         results["img_shape"] = image.shape[:2]
         results["ori_shape"] = image.shape[:2]
         return results
 
+    def _tile(self, results: dict[str, Any]) -> Shaped[np.ndarray, "height width band"]:
+        """The tile that a path names, or the whole picture of another path."""
+        path = str(results["img_path"])
+        file = file_of(path)
+        if path == file:
+            return self._whole(results)
+        if (self, file) not in LAST_PICTURE:
+            LAST_PICTURE.clear()  # frees the memory before the next one takes it
+            LAST_PICTURE[self, file] = self._whole({**results, "img_path": file})
+        return cut_tile(LAST_PICTURE[self, file], path, self.tile)
+
+    def _whole(self, results: dict[str, Any]) -> Shaped[np.ndarray, "height width band"]:
+        """The whole picture of a file."""
+        content = self.content(results)
+        picture = look_at(BytesIO(content))
+        if picture.kind == "photograph" and self.reads_plainly:
+            image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
+            if image is None:
+                path = results["img_path"]
+                raise PictureError(f"image `{path}` cannot be decoded: repair it, or leave it out")
+            return image
+        return self.mapped(self.taken(read_pixels(content, picture, self.page)))
+
+    @property
+    def reads_plainly(self) -> bool:
+        """True if no option says how pictures are read that are no photographs."""
+        return self.pairs is None and self.bands is None and not self.page
+
+    def content(self, results: dict[str, Any]) -> bytes:
+        """The bytes of an image's file."""
+        return fileio.get(results["img_path"], backend_args=self.backend_args)
+
     def values(self, path: str) -> Pixels:
         """The values of the bands that are taken, before their map to 8 bits."""
-        content = fileio.get(path, backend_args=self.backend_args)
+        content = self.content(dict(img_path=path))
         return self.taken(read_pixels(content, look_at(BytesIO(content)), self.page))
 
     def taken(self, pixels: Pixels) -> Pixels:

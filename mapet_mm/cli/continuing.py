@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from mmengine.config import Config
 
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.starts import source_digest
+from mapet_mm.datasets.reading import in_threads
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.image_files import file_digests, file_of, require_same_files
 from mapet_mm.structures.names import read_lines
@@ -123,8 +123,8 @@ def _require_same_teacher(args: PretrainOptions, names: Sequence[str]) -> None:
     paths = [args.teacher_images / name for name in names]
     changed = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
     if not changed:
-        with ThreadPoolExecutor() as threads:
-            digests = dict(zip(names, threads.map(digest_of_file, paths), strict=True))
+        found = in_threads(digest_of_file, paths, "looking at the tokenizer's images")
+        digests = dict(zip(names, found, strict=True))
         recorded = args.run / TEACHER
         before = json.loads(recorded.read_text()) if recorded.exists() else {}
         changed = [name for name in names if digests[name] != before.get(name, digests[name])]

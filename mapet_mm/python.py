@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from mapet_mm.cli.command_options import Options
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.options import Options
 from mapet_mm.utils.run_folder import Run
 
 if TYPE_CHECKING:
@@ -147,14 +147,14 @@ def evaluate(
         >>> rows = mapet_mm.evaluate("run", "photos")  # doctest: +SKIP
         >>> rows.frame[["protocol", "setting", "value"]]  # doctest: +SKIP
     """
+    from mapet_mm.cli.data_options import class_level as level_of
+    from mapet_mm.cli.data_options import groups_source
     from mapet_mm.cli.held_out import with_other_classes
     from mapet_mm.cli.options import TILES
     from mapet_mm.evaluation.folders import pictures_in_numbers
     from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import load_model
     from mapet_mm.evaluation.run import evaluate as evaluate_models
-    from mapet_mm.utils.commands import class_level as level_of
-    from mapet_mm.utils.commands import groups_source
     from mapet_mm.utils.dist import choose_device
     from mapet_mm.utils.options import Option
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from command_line import add_cache_option, add_tiles_option, described_parser
 
-from mapet_mm.utils.commands import add_picture_options, add_workers_option, picture_options
+from mapet_mm.cli.data_options import add_picture_options, add_workers_option, picture_options
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from command_line import add_cache_option, add_config_options, add_tiles_option, described_parser
 
-from mapet_mm.utils.commands import (
+from mapet_mm.cli.data_options import (
     add_class_options,
     add_picture_options,
     add_workers_option,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from command_line import add_cache_option, described_parser
 
-from mapet_mm.utils.commands import add_class_options, add_workers_option
+from mapet_mm.cli.data_options import add_class_options, add_workers_option
 from mapet_mm.utils.errors import one_line_errors
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mapet_mm.cli.command_options import parse_options
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.stages import Stage, claim, run_job, run_stages, stage_of
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.options import parse_options
 
 RESULTS = "result.json"
 

@@ -5,16 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from mapet_mm.utils.commands import (
-    CLASS_LEVEL_DEFAULT,
-    GROUPS_WORDS,
-    class_level,
-    class_level_words,
-    groups_source,
-    labels_words,
-)
-from mapet_mm.utils.identity import canonical, digest_of_file
-from mapet_mm.utils.options import (
+from mapet_mm.cli.command_options import (
     COUNT,
     FLAG,
     PATH,
@@ -30,6 +21,15 @@ from mapet_mm.utils.options import (
     options_table,
     whole_number,
 )
+from mapet_mm.cli.data_options import (
+    CLASS_LEVEL_DEFAULT,
+    GROUPS_WORDS,
+    class_level,
+    class_level_words,
+    groups_source,
+    labels_words,
+)
+from mapet_mm.utils.identity import canonical, digest_of_file
 from mapet_mm.utils.run_folder import Run
 
 EPOCHS = 300

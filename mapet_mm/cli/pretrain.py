@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from mapet_mm.cli.command_options import parse_options
 from mapet_mm.cli.options import EPOCHS, PretrainOptions
 from mapet_mm.cli.stages import Stage, claim, run_job, run_stages, stage_of
 from mapet_mm.utils.commands import loading_call
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.options import parse_options
 from mapet_mm.utils.run_folder import CHOOSING, IMAGES, PRETRAINING, TOKENIZER, Run
 
 LIBRARIES = {"timm": "timm", "hf": "Hugging Face"}

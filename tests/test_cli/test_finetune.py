@@ -18,6 +18,7 @@ from PIL import Image
 from starts import save_own_run, save_run
 
 from mapet_mm.cli import finetune
+from mapet_mm.cli.command_options import OptionError
 from mapet_mm.cli.finetuning.labels import LabelledImages, split_labelled
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.finetuning.pretrained import read_run
@@ -27,7 +28,6 @@ from mapet_mm.datasets.labels import Labels, Split
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.options import OptionError
 from mapet_mm.weight_files import read_checkpoint, write_weights
 
 KINDS = ("dinov2 with registers", "dinov3", "eva02, swiglu")

@@ -16,9 +16,9 @@ from mmpretrain.registry import MODELS
 from private_attributes import TEST_MODULES
 
 import mapet_mm
+from mapet_mm.cli.command_options import options_table
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.options import PretrainOptions
-from mapet_mm.utils.options import options_table
 
 RULE = re.compile(r"\|( *:?-+:? *\|)+")
 PAGES = [

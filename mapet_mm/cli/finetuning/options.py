@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from mapet_mm.cli.options import CLASS_LEVEL, GROUPS
-from mapet_mm.utils.commands import CLASS_LEVEL_DEFAULT, GROUPS_WORDS, class_level_words, labels_words
-from mapet_mm.utils.identity import canonical
-from mapet_mm.utils.options import (
+from mapet_mm.cli.command_options import (
     COUNT,
     FLAG,
     PATH,
@@ -22,6 +19,9 @@ from mapet_mm.utils.options import (
     one_of,
     options_table,
 )
+from mapet_mm.cli.data_options import CLASS_LEVEL_DEFAULT, GROUPS_WORDS, class_level_words, labels_words
+from mapet_mm.cli.options import CLASS_LEVEL, GROUPS
+from mapet_mm.utils.identity import canonical
 
 
 def _values(text: Any) -> tuple[int, ...]:

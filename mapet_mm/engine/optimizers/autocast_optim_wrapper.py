@@ -10,8 +10,8 @@ from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
+from mapet_mm.engine.hooks.late_log_hook import log_late
 from mapet_mm.registry import OPTIM_WRAPPERS
-from mapet_mm.utils.late_log import log_late
 from mapet_mm.utils.precision import choose_dtype
 
 

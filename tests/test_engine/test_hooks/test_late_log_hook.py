@@ -7,8 +7,8 @@ import torch
 from mmengine.logging import HistoryBuffer, MessageHub
 from step_counts import StepCounts
 
-from mapet_mm.utils import late_log
-from mapet_mm.utils.late_log import log_late
+from mapet_mm.engine.hooks import late_log_hook
+from mapet_mm.engine.hooks.late_log_hook import log_late
 
 VALUES = [0.1, 2.5, -3.0, 7.25]
 
@@ -58,7 +58,7 @@ def test_noting_waits_for_nothing_and_follows_earlier_numbers(tmp_path):
 
 
 def test_a_log_that_nobody_reads_does_not_grow_on_the_device(tmp_path, monkeypatch):
-    monkeypatch.setattr(late_log, "MOST_WAITING", 3)
+    monkeypatch.setattr(late_log_hook, "MOST_WAITING", 3)
     hub = MessageHub(str(tmp_path))
     for value in range(8):
         log_late(hub, "train/loss", torch.tensor(value))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pytest
 
-from mapet_mm.utils.options import (
+from mapet_mm.cli.command_options import (
     FLAG,
     PATH,
     TEXT,

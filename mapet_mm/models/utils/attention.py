@@ -1,4 +1,4 @@
-"""Attention: the kernel is chosen by measurements (research/performance.md)."""
+"""Attention, by the fastest kernel that is right here (research/performance.md)."""
 
 from contextlib import AbstractContextManager, nullcontext
 

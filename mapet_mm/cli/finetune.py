@@ -42,9 +42,10 @@ def finetune(args: FinetuneOptions) -> None:
     from mapet_mm.cli.finetuning.labels import look
     from mapet_mm.cli.finetuning.pretrained import read_run
     from mapet_mm.cli.finetuning.recipe import write_recipe
+    from mapet_mm.evaluation.verdict import RESULT
     from mapet_mm.utils.dist import run_alone
     from mapet_mm.utils.gpus import require_usable_gpu
-    from mapet_mm.utils.identity import digest, require_settings
+    from mapet_mm.utils.identity import digest, digest_of_file, require_settings
     from mapet_mm.utils.loader_workers import usable_workers
 
     run_alone()
@@ -57,7 +58,13 @@ def finetune(args: FinetuneOptions) -> None:
         pretrained = read_run(args)
         labels = look(args, pretrained.load_image)
         print("\n".join(labels.words), flush=True)
-        settings = {**args.recorded(), "labels": digest(labels.lists)}
+        checkpoint = Path(pretrained.weights[RESULT]["checkpoint"])
+        settings = {
+            **args.recorded(),
+            "labels": digest(labels.lists),
+            "checkpoint": checkpoint.name,  # RUN may have been trained on, or anew
+            "weights": digest_of_file(checkpoint),
+        }
         require_settings(args.out, settings, "fine-tuning", "take another --out")
         write_recipe(args, labels, pretrained)
         starts = args.compared(pretrained.weights)

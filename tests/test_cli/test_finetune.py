@@ -146,6 +146,13 @@ def test_digits_are_classified_from_three_starts_and_compared(digits, tmp_path, 
     assert ran == [f"training from {start}" for start in starts]
     with pytest.raises(UserError, match=r"other settings .*epochs.*take another --out"):
         finetune.finetune(options(tmp_path, out, images=digits, epochs=3))
+    weights, meta = read_checkpoint(tmp_path / "training/epoch_10.pth")
+    write_weights(tmp_path / "training/epoch_20.pth", weights, meta)  # the pre-training goes on
+    with pytest.raises(
+        UserError, match=r"other settings .*epoch_10.pth, now epoch_20.pth.*take another --out"
+    ):
+        finetune.finetune(args)
+    (tmp_path / "training/epoch_20.pth").unlink()
     more = tmp_path / "more"
     shutil.copytree(digits, more)
     (more / "3/0.png").unlink()

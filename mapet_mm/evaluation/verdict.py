@@ -139,7 +139,8 @@ def judge(
         sentence = (
             f"Weak evidence only, {reason}: RankMe is {rank[RESULT]:.1f}, and "
             f"{rank[compared_with]:.1f} of {compared_with}. "
-            "A folder per class, or --labels FILE, with ten images of each class would say more."
+            "A folder per class, or --labels FILE, with ten images of each class, and with --groups five of "
+            "them to test, would say more."
         )
     else:
         measures = labelled_measures(evaluated, compared_with)
@@ -156,15 +157,15 @@ def judge(
 
 def want_of_labels(images: Mapping[str, ImageSet]) -> str:
     """Why nothing can be measured by labels; empty if there are enough to learn from and to be tested on."""
+    groups = images["val"].groups
+    if groups is not None and len(groups.unique()) < FEWEST_GROUPS:
+        return f"because {len(groups.unique())} groups to test are too few"
     if any(name not in images or images[name].labels is None for name in ("train", "val")):
         return "for want of labels"
     num_voters = len(images["train"].labels)
     num_classes = len(images["train"].labels.unique())
     if too_few_voters(num_voters, num_classes):
         return f"because {num_voters} images to vote are too few for {num_classes} classes"
-    groups = images["val"].groups
-    if groups is not None and len(groups.unique()) < FEWEST_GROUPS:
-        return f"because {len(groups.unique())} groups to test are too few"
     return ""
 
 

@@ -200,6 +200,7 @@ def test_without_a_start_copies_of_files_are_said(models, tmp_path):
 def test_too_few_groups_to_test_give_no_figure_by_labels(models, tmp_path):
     for _, images in models.values():
         images["val"].groups = torch.arange(400) % 4
+        images["train"].labels = None  # so does `pretrain` then
     assert "because 4 groups to test are too few" in judge(models, tmp_path).sentence
 
 

@@ -366,6 +366,18 @@ def test_images_are_read_as_the_pre_training_reads_them(tmp_path):
     assert read_run(options(tmp_path, tmp_path / "out", images="i")).load_image["bands"] == [1, 2, 3, 4]
 
 
+def test_an_image_of_16_bits_among_photographs_is_not_cut_to_8(tmp_path, ran):
+    save_own_run(tmp_path)
+    write_squares(tmp_path / "i", [f"{name}/{i}.png" for name in ("bright", "dark") for i in range(5)])
+    deep = np.full((40, 36), 4000, np.uint16)
+    for name in ("bright", "dark"):  # in one part or the other
+        Image.fromarray(deep).save(tmp_path / f"i/{name}/deep.png")
+    with pytest.raises(Exception, match=r"deep\.png.*values of 16 bits, where a photograph has 8"):
+        finetune.finetune(
+            options(tmp_path, tmp_path / "out", images=tmp_path / "i", epochs=1, no_compare=True)
+        )
+
+
 def test_weights_of_another_network_are_refused_before_anything_is_made(tmp_path):
     save_own_run(tmp_path)
     write_squares(tmp_path / "i", ["bright/1.png", "dark/1.png"])

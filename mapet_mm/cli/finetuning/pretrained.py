@@ -91,7 +91,8 @@ def read_run(args: FinetuneOptions) -> Pretrained:
         if depth < 4:
             raise UserError(f"UperNet takes four layers, and this ViT has {depth}: add --head linear")
         out_indices = [depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
-    load_image = load_in_training(cfg) or dict(type="LoadImageFromFile")
+    # Of photographs, too: MMCV's own loader would cut 16 bits to the upper 8 in silence.
+    load_image = load_in_training(cfg) or dict(type="mapet_mm.LoadPicture")
     patch = vit.patch_embed.projection if hasattr(vit, "patch_embed") else vit.timm_model.patch_embed.proj
     return Pretrained(
         backbone=backbone,

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: description of the machine, timing, memory, tables, and fresh processes."""
+"""Shared by the benchmarks: description of the machine, timing, tables, and fresh processes."""
 
 from __future__ import annotations
 
@@ -45,12 +45,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with numbers aligned right."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def transposed(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same, with a row for each heading: for few rows of many figures."""
-    first, *others = zip(headings, *rows, strict=True)
-    return table(first, others)
 
 
 def in_fresh_process(call: Callable[..., Any], *arguments: Any, **environment: str) -> Any:

@@ -4,7 +4,7 @@ Photographs of 500 x 375 pixels (JPEG of quality 90; random parts of four that s
 bring along) go through the loaders of the recipes: MMEngine's, in which each image has its seed, with one
 worker of one thread. A worker's figure is images per CPU second, so other programs do not change it. The
 training process, too, needs time for each image that a worker hands over. Files and squares are in the page
-cache: how fast a disk reads is not measured. Peers, for comparison, are measured where they are installed.
+cache: how fast a disk reads is not measured.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import random
 import statistics
 import sys
 import tempfile
 import time
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
-import loader_peers
 import numpy as np
 from harness import ROOT, in_fresh_process, machine, table
 from mmengine.config import Config
@@ -32,7 +31,7 @@ from mmengine.runner import Runner
 from PIL import Image
 from skimage import data as photographs
 from sklearn.datasets import load_sample_images
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mapet_mm.datasets.samplers import seeded_loader
 from mapet_mm.engine.runners.launch import load_config
@@ -56,7 +55,6 @@ def read_arguments() -> Namespace:
     parser.add_argument("--images", type=int, default=1024, help="photographs to write")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of a loader, in turns")
-    parser.add_argument("--peers", action="store_true", help="measure what is installed of other loaders too")
     return parser.parse_args()
 
 
@@ -106,11 +104,29 @@ ROWS: dict[str, Callable[[Path], Config]] = {
 }
 
 
+class TimedSampler(Sampler):
+    """Random images for so many seconds, after the first ones, for which the worker has to start."""
+
+    first = 1024  # images
+
+    def __init__(self, dataset: Dataset, seconds: float, seed: int = 0) -> None:
+        self.num_images = len(dataset)
+        self.seconds = seconds
+        self.rng = random.Random(seed)
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.first):
+            yield self.rng.randrange(self.num_images)
+        end = time.perf_counter() + self.seconds
+        while time.perf_counter() < end:
+            yield self.rng.randrange(self.num_images)
+
+
 def build_loader(cfg: Config, seconds: float) -> DataLoader:
     """The config's loader as a training has it, with one worker, for so many seconds."""
     init_default_scope("mmpretrain")
     settings = cfg.train_dataloader
-    sampler = dict(type=loader_peers.TimedSampler, seconds=seconds)
+    sampler = dict(type=TimedSampler, seconds=seconds)
     settings.update(num_workers=1, persistent_workers=False, batch_size=BATCH, pin_memory=False)
     settings.sampler = dict(type="DefaultSampler", shuffle=True)
     return seeded_loader(Runner.build_dataloader(settings, seed=0), sampler, seed=0)
@@ -134,24 +150,12 @@ def prepare(root: Path, count: int) -> int:
 def measure(row: str, root: Path, seconds: float) -> tuple[float, float]:
     """Images per CPU second of a loader's worker, and microseconds an image of this process."""
     cv2.setNumThreads(0)  # as MMEngine's runner does
-    if row in ROWS:
-        return measure_batches(build_loader(ROWS[row](root), seconds))
-    return measure_batches(loader_peers.PEERS[row][1](root, BATCH, seconds))
-
-
-def measure_batches(batches: Iterable) -> tuple[float, float]:
-    """Images per CPU second of the worker, and microseconds an image of this process.
-
-    Without a worker, all is this process's.
-    """
-    readings = []  # after each batch, while the worker is there
-    for _ in batches:
-        if multiprocessing.active_children() or not readings or not readings[0][0]:
+    readings = []  # CPU seconds of the worker and of this process after each batch, while the worker is there
+    for _ in build_loader(ROWS[row](root), seconds):
+        if multiprocessing.active_children() or not readings:
             readings.append((workers_seconds(), time.process_time()))
     by_worker, by_this = (end - start for start, end in zip(readings[WARM_UP], readings[-1], strict=True))
     images = (len(readings) - 1 - WARM_UP) * BATCH
-    if not by_worker:
-        return images / by_this, float("nan")
     return images / by_worker, 1e6 * by_this / images
 
 
@@ -167,30 +171,27 @@ def workers_seconds() -> float:
 def main() -> None:
     """Measure each loader in turns, and print the table."""
     args = read_arguments()
-    rows = list(ROWS)
-    if args.peers:
-        rows += [name for name, (package, _) in loader_peers.PEERS.items() if find_spec(package)]
     rates, own = defaultdict(list), defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         size = in_fresh_process(prepare, root, args.images, **ONE_THREAD)
         for _ in range(args.repeats):
-            for row in rows:
+            for row in ROWS:
                 rate, microseconds = in_fresh_process(measure, row, root, args.seconds, **ONE_THREAD)
                 rates[row].append(rate)
                 own[row].append(microseconds)
     print(
         f"{machine()}; {args.images} photographs of {size / 1000:.0f} kB, medians of {args.repeats} repeats\n"
     )
-    first = statistics.median(rates[rows[0]])
+    first = statistics.median(next(iter(rates.values())))
     lines = []
-    for row in rows:
+    for row in ROWS:
         rate = statistics.median(rates[row])
         microseconds = statistics.median(own[row])
         lines.append([row, f"{rate:,.0f}", f"{rate / first:.1f}", f"{microseconds:.0f}"])
     headings = ["one worker", "images per CPU second", "times decoding"]
     headings.append("us per image in the training process")
-    print(table(headings, lines).replace("nan", ""))
+    print(table(headings, lines))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #     BUDGET   seconds for all (600)                PYTHON  the interpreter (that of `make setup`)
 #     OUT      results (work_dirs/gpu)              WHEELS  what the interpreter lacks, of fetch_wheels.sh
 #     CASES    models and images of a step          DRY=1   the same without a GPU: tiny, on the CPU
+#     COMPILE  True: digits trains compiled (False)
 set -uo pipefail
 START=$(date +%s)
 TOOLS=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -45,13 +46,16 @@ GPU_TESTS=(-m "gpu and not slow")
 COMPARED=(-m "gpu and slow")
 EPOCHS=4
 ALL_CASES=${CASES:-tiny:256 tiny:128 small:128 base:64 base:128}
+COMPILED_CASES=${CASES:-tiny:128 tiny:256 base:64}
 FEW_CASES=${CASES:-tiny:256 base:64}
+COMPILE=${COMPILE:-False}
 if [ -n "${DRY:-}" ]; then
     export CUDA_VISIBLE_DEVICES=
     THROUGHPUT+=(--dry-run)
     TOKENS+=(--dry-run)
     EPOCHS=1
     ALL_CASES=tiny:2
+    COMPILED_CASES=tiny:2
     FEW_CASES=tiny:2
 fi
 
@@ -122,12 +126,13 @@ digits() {
     "$PYTHON" tools/dataset_converters/digits.py
     "$PYTHON" tools/fit_codebook.py configs/micro/kclip.py
     "$PYTHON" tools/extract_tokens.py configs/micro/kclip.py
-    PYTHON=$PYTHON bash tools/dist_train.sh $config 1 --amp --work-dir "$work" --cfg-options train_cfg.max_epochs="$EPOCHS"
+    PYTHON=$PYTHON bash tools/dist_train.sh $config 1 --amp --work-dir "$work" --cfg-options \
+        train_cfg.max_epochs="$EPOCHS" compile="$COMPILE"
     "$PYTHON" tools/evaluate_features.py $config "$work/epoch_$EPOCHS.pth" --protocols NearestNeighbours \
         --cache "$work/features" --out "$work/evaluation"
 }
 export -f digits
-export PYTHON OUT EPOCHS
+export PYTHON OUT EPOCHS COMPILE
 
 if compgen -G "$WHEELS/*.whl" > /dev/null; then
     "$PYTHON" -m pip install -q --no-index --no-deps --no-cache-dir --upgrade --target "$OUT/site" "$WHEELS"/*.whl || exit 1
@@ -147,10 +152,10 @@ for name in "${PARTS[@]}"; do
         tests) part tests 40 180 "$PYTHON" -m pytest -q -rfEx -p no:cacheprovider "${GPU_TESTS[@]}" "${FILES[@]}" ;;
         compare) part compare 120 300 "$PYTHON" -m pytest -q -rfEx -p no:cacheprovider "${COMPARED[@]}" "${FILES[@]}" ;;
         bench) part bench 40 240 "${THROUGHPUT[@]}" --limit 90 --cases $ALL_CASES --variants eager loop "${AUTHORS[@]}" ;;
-        compiled) part compiled 80 330 "${THROUGHPUT[@]}" --cases $FEW_CASES --variants eager compiled compiled_loop graphs ;;
+        compiled) part compiled 80 330 "${THROUGHPUT[@]}" --cases $COMPILED_CASES --variants eager compiled compiled_loop graphs ;;
         methods) part methods 40 150 "${THROUGHPUT[@]}" --limit 75 --cases $FEW_CASES --variants eager pim mim visible_mim beit ;;
-        profile) part profile 40 240 "${THROUGHPUT[@]}" --cases $FEW_CASES --variants eager compiled graphs --repeats 1 --profile ;;
-        tokens) part tokens 20 60 "${TOKENS[@]}" ;;
+        profile) part profile 40 240 "${THROUGHPUT[@]}" --cases $COMPILED_CASES --variants eager compiled graphs --repeats 1 --profile ;;
+        tokens) part tokens 20 90 "${TOKENS[@]}" ;;
         digits) part digits 60 200 bash -c digits ;;
     esac
 done

@@ -99,6 +99,8 @@ def read_arguments() -> Namespace:
     parser.add_argument("--profile", action="store_true", help="count a GPU's kernels after each row")
     parser.add_argument("--dry-run", action="store_true", help="two layers, two images, one step, on the CPU")
     args = parser.parse_args()
+    if args.dry_run:
+        args.repeats = 1
     if args.authors:
         args.variants = [*AUTHORS, *(name for name in args.variants if name not in AUTHORS)]
     elif set(args.variants) & set(AUTHORS):
@@ -242,8 +244,12 @@ def measure_case(case: str, args: Namespace) -> None:
     """Print a case's table, row by row."""
     logging.disable(logging.WARNING)
     size, _, images = case.partition(":")
-    num_images = 2 if args.dry_run else int(images)
-    rate = product_rate(256 if args.dry_run else 8192 if ON_GPU else 2048)
+    num_images = int(images)
+    side = 8192 if ON_GPU else 2048
+    if args.dry_run:
+        num_images = 2
+        side = 256
+    rate = product_rate(side)
     print(f"\n### ViT-{size}, {num_images} images a step; a large product: {rate / 1e12:.2f} TFLOP/s\n")
     print(f"| {' | '.join(COLUMNS)} |\n| --- |{' ---: |' * (len(COLUMNS) - 1)}", flush=True)
     first: dict[bool, float] = {}  # seconds, with and without a loop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -42,28 +42,25 @@ class ClassNamesCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Compare the validation set with the training set."""
-        if runner.val_loop is not None and predicts_classes(unwrapped(runner.model)):
+        if runner.val_loop is not None and classifying_modules(unwrapped(runner.model)):
             learnt = class_names(runner.train_dataloader.dataset)
             check_class_order(learnt, class_names(runner.val_dataloader.dataset), "training", "validation")
 
     def before_test(self, runner: Runner) -> None:
         """Compare the test set with the training set that the checkpoint records."""
-        if predicts_classes(unwrapped(runner.model)):
+        if classifying_modules(unwrapped(runner.model)):
             check_class_order(
                 self.learnt, class_names(runner.test_dataloader.dataset), "checkpoint's", "test"
             )
 
 
-def predicts_classes(model: nn.Module) -> bool:
-    """True if a part of the model has a number of classes."""
-    return any(True for _ in classifying_modules(model))
-
-
-def classifying_modules(model: nn.Module) -> Iterator[nn.Module]:
+def classifying_modules(model: nn.Module) -> list[nn.Module]:
     """The modules that have a number of classes, in a model's parts that predict classes."""
+    found = []
     for name, part in model.named_children():
         if name not in NO_CLASSIFIERS:
-            yield from (module for module in part.modules() if getattr(module, "num_classes", None))
+            found += [module for module in part.modules() if getattr(module, "num_classes", None)]
+    return found
 
 
 def class_names(dataset: Dataset) -> Sequence[str]:

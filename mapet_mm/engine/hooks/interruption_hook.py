@@ -14,7 +14,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 
-from mapet_mm.engine.hooks.whole_checkpoint_hook import WHOLE_FILES, checkpoint_hook
+from mapet_mm.engine.hooks.portable_checkpoint_hook import WHOLE_FILES, checkpoint_hook
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import STOPPED, worker_message

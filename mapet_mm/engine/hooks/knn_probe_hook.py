@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from mapet_mm.datasets.building import build_dataset
 from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, class_names
-from mapet_mm.engine.hooks.whole_checkpoint_hook import checkpoint_hook
+from mapet_mm.engine.hooks.portable_checkpoint_hook import checkpoint_hook
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
 from mapet_mm.evaluation.tokens import TokenBackbone
@@ -106,9 +106,14 @@ class KNNProbeHook(Hook):
 
     def figures(self, backbone: TokenBackbone, loaders: Sequence[DataLoader]) -> dict[str, float]:
         """The logged values by name."""
-        train = take_in_memory(backbone, loaders[0], False, "mean")
-        val = take_in_memory(backbone, loaders[1], True, "mean")
-        return {TOP1: self.top1(train, val), "knn/rank_me": rank_me([val.features])}
+        keys, labels = take_in_memory(backbone, loaders[0], everywhere=False)
+        queries, query_labels = take_in_memory(backbone, loaders[1], everywhere=True)
+        largest = torch.cat([labels, query_labels]).max()
+        num_classes = 1 + max(int(label) for label in all_gather(largest))
+        known = zip(keys.split(COLUMNS), labels.split(COLUMNS), strict=True)
+        predicted = knn_votes(queries, known, num_classes, self.k, self.temperature).argmax(1)
+        top1 = 100 * (predicted == query_labels).float().mean().item()
+        return {TOP1: top1, "knn/rank_me": rank_me([queries])}
 
     def build_datasets(self, runner: Runner) -> list[Dataset]:
         """Both sets, without images that token stores skipped."""
@@ -117,7 +122,9 @@ class KNNProbeHook(Hook):
             dataset = config["dataset"]
             if isinstance(dataset, Mapping):
                 dataset = build_dataset(dataset)
-            dataset = self.some_images(dataset)
+            if self.most_images and len(dataset) > self.most_images:
+                chosen = torch.linspace(0, len(dataset) - 1, self.most_images).round().long()
+                dataset.get_subset_(chosen.tolist())
             replace_skipped_as_in(runner.train_dataloader.dataset, dataset)
             datasets.append(dataset)
         try:
@@ -136,21 +143,6 @@ class KNNProbeHook(Hook):
             loader = runner.build_dataloader({**config, **fixed, "dataset": dataset}, seed=runner.seed)
             loaders.append(outlive_signals(loader))
         return loaders
-
-    def some_images(self, dataset: Dataset) -> Dataset:
-        """The dataset itself, which shows at most `most_images`."""
-        if self.most_images and len(dataset) > self.most_images:
-            chosen = torch.linspace(0, len(dataset) - 1, self.most_images).round().long()
-            dataset.get_subset_(chosen.tolist())
-        return dataset
-
-    def top1(self, train: LabelledFeatures, val: LabelledFeatures) -> float:
-        """Top-1 in percent of all queries; `train` has this process's training images."""
-        largest = torch.cat([train.labels, val.labels]).max()
-        num_classes = 1 + max(int(label) for label in all_gather(largest))
-        known = zip(train.features.split(COLUMNS), train.labels.split(COLUMNS), strict=True)
-        predicted = knn_votes(val.features, known, num_classes, self.k, self.temperature).argmax(1)
-        return 100 * (predicted == val.labels).float().mean().item()
 
 
 def keep_best(runner: Runner, top1: float) -> bool:
@@ -180,46 +172,32 @@ def evaluated_model(runner: Runner) -> nn.Module:
     return unwrapped(runner.model)
 
 
-class LabelledFeatures(NamedTuple):
-    """Features of images, and their classes."""
-
-    features: Float[Tensor, "image dim"]
-    labels: Int64[Tensor, " image"]
-
-
 def take_in_memory(
-    backbone: TokenBackbone, loader: DataLoader, everywhere: bool, pooling: str
-) -> LabelledFeatures:
-    """Last layer's features, of one pooling if the backbone has it: of own images, or of all `everywhere`."""
+    backbone: TokenBackbone, loader: DataLoader, everywhere: bool
+) -> tuple[Float[Tensor, "image dim"], Int64[Tensor, " image"]]:
+    """The last layer's patch means, or class tokens without patches, and the labels.
+
+    Of the images of this process, or `everywhere` of those of all processes, in order.
+    """
     features = None
     labels: list[int | None] = []
     for batch in loader:
         tokens = backbone(backbone.normalise(batch["inputs"]))
-        pooled = tokens.pooled()  # B (poolings dim)
-        poolings = tokens.poolings
-        if pooling in poolings:
-            pooled = pooled.chunk(len(poolings), dim=1)[poolings.index(pooling)]  # B dim
+        pooled = tokens.pooled()  # B (poolings dim), the mean last
+        pooled = pooled.chunk(len(tokens.poolings), dim=1)[-1]  # B dim
         if features is None:  # one allocation: parts and their whole would take twice the memory
             features = pooled.new_empty(loader.sampler.num_samples, pooled.shape[1])
         features[len(labels) : len(labels) + len(pooled)] = pooled
         labels += [label_of(sample) for sample in batch["data_samples"]]
     if None in labels:
         raise ValueError(f"each image of {type(loader.dataset).__name__} needs one label, `gt_label`")
-    take = gather_in_order if everywhere else own_part
+    known = (features, torch.tensor(labels, device=features.device))
     num_images = len(loader.dataset)
-    own_labels = torch.tensor(labels, device=features.device)
-    return LabelledFeatures(take(features, num_images), take(own_labels, num_images))
-
-
-def gather_in_order(part: Tensor, total: int) -> Tensor:
-    """Rows of all processes in the order of the images: image i is row i // P of process i % P."""
-    return torch.stack(all_gather(part), dim=1).flatten(0, 1)[:total]
-
-
-def own_part(part: Tensor, total: int) -> Tensor:
-    """This process's rows without those that come a second time to make all processes' parts equal."""
-    num_own = len(range(get_rank(), total, get_world_size()))
-    return part[:num_own]
+    if everywhere:  # image i is row i // P of process i % P
+        return tuple(torch.stack(all_gather(rows), dim=1).flatten(0, 1)[:num_images] for rows in known)
+    # Without those that come a second time to make all processes' parts equal.
+    num_own = len(range(get_rank(), num_images, get_world_size()))
+    return tuple(rows[:num_own] for rows in known)
 
 
 @contextmanager

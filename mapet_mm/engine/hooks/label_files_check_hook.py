@@ -45,13 +45,17 @@ class LabelFilesCheckHook(Hook):
 
 def classes_of(model: nn.Module, dataset: Dataset) -> Classes:
     """The labels that both a model's heads and the names of a dataset's classes have a place for."""
-    heads = list(classifying_modules(model))
-    counts = [head.num_classes for head in heads if isinstance(head.num_classes, int)]
-    ignored = [getattr(head, "ignore_index", None) for head in heads]
+    counts = []
+    ignored = []
+    for head in classifying_modules(model):
+        if isinstance(head.num_classes, int):
+            counts.append(head.num_classes)
+        if getattr(head, "ignore_index", None) is not None:
+            ignored.append(head.ignore_index)
     if class_names(dataset):
         counts.append(len(class_names(dataset)))
     # One class is a foreground, 1, beside a background.
     count = max(2, min(counts, default=IGNORED))
-    known = [index for index in ignored if index is not None]
-    ignored_index = known[0] if known else getattr(dataset, "ignore_index", IGNORED)
+    ignored.append(getattr(dataset, "ignore_index", IGNORED))  # where no head says
+    ignored_index = ignored[0]
     return Classes(count, ignored_index, getattr(dataset, "reduce_zero_label", False))

@@ -67,9 +67,11 @@ class NonFiniteHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Look at the gradients before each step of an optimizer."""
-        wrapper = runner.optim_wrapper
-        for one in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
-            one.optimizer.register_step_pre_hook(self._check_gradients)
+        wrappers = [runner.optim_wrapper]
+        if isinstance(runner.optim_wrapper, OptimWrapperDict):
+            wrappers = runner.optim_wrapper.values()
+        for wrapper in wrappers:
+            wrapper.optimizer.register_step_pre_hook(self._check_gradients)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Note the paths of the batch's images."""
@@ -107,12 +109,17 @@ class NonFiniteHook(Hook):
         """Count the bad steps since the last look, and end the run after too many in a row."""
         steps = self.unseen
         self.unseen = []
-        values = [value.float() for step in steps for value in (*step.norms, *step.losses)]
-        are_finite = iter(torch.stack(values).isfinite().tolist() if values else [])  # the only wait
+        values: list[Tensor] = []
         for step in steps:
-            norms_are_finite = [next(are_finite) for _ in step.norms]
-            losses_are_finite = [next(are_finite) for _ in step.losses]
-            self._count(runner, step, all(norms_are_finite), all(losses_are_finite))
+            values += [value.float() for value in (*step.norms, *step.losses)]
+        are_finite: list[bool] = []
+        if values:
+            are_finite = torch.stack(values).isfinite().tolist()  # the only wait
+        for step in steps:
+            num_norms = len(step.norms)
+            num_values = num_norms + len(step.losses)
+            self._count(runner, step, all(are_finite[:num_norms]), all(are_finite[num_norms:num_values]))
+            are_finite = are_finite[num_values:]  # of the steps after it
 
     def _count(self, runner: Runner, step: Step, gradients_are_finite: bool, loss_is_finite: bool) -> None:
         self.images.append(step.images)

@@ -82,8 +82,9 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
     if launcher != "none":
         _start(cfg, launcher)
     hooks = cfg.get("default_hooks") or {}
-    for name in [name for name, hook in hooks.items() if hook is None and name not in OWN_HOOKS]:
-        del hooks[name]
+    for name, hook in list(hooks.items()):
+        if hook is None and name not in OWN_HOOKS:
+            del hooks[name]
     scaling = scaling_with_accumulation(cfg)
     runner = QuietRunner.from_cfg(cfg)
     runner.auto_scale_lr = scaling

@@ -17,6 +17,7 @@ from mapet_mm.engine.runners.resume import (
     differences,
     digest_but_for_fused,
     find_checkpoint,
+    recorded_digests,
     require_checkpoint,
 )
 from mapet_mm.engine.runners.schedule import check_checkpoints, check_schedule
@@ -71,10 +72,12 @@ def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None
     if cfg.get("visualizer"):
         cfg.visualizer.setdefault("type", "Visualizer")  # MMEngine's, as for a config without any
         backends = cfg.visualizer.get("vis_backends")
-        if isinstance(backends, (list, tuple)):  # `--cfg-options` cannot give a list of dicts
-            cfg.visualizer.vis_backends = [
-                dict(type=backend) if isinstance(backend, str) else backend for backend in backends
-            ]
+        if isinstance(backends, (list, tuple)):
+            backends = list(backends)
+            for index, backend in enumerate(backends):
+                if isinstance(backend, str):  # `--cfg-options` cannot give a list of dicts
+                    backends[index] = dict(type=backend)
+            cfg.visualizer.vis_backends = backends
     return cfg
 
 
@@ -135,16 +138,7 @@ def configure_training(
     check_accumulation(cfg)
     check_schedule(cfg)
     check_checkpoints(cfg)
-    options = cfg.pop("compile", None)
-    if options is not None:  # in place of what a recipe decides
-        hooks = cfg.get("default_hooks") or {}
-        own = {name: hook for name, hook in hooks.items() if not _is_of_type(hook, "CompileHook")}
-        cfg.default_hooks = ConfigDict(own)
-    if options:  # compiles the backbone, not MMEngine's whole train step
-        hook = dict(type="mapet_mm.CompileHook")
-        if options is not True:
-            hook.update(options)
-        cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
+    _compile_by_hook(cfg)
     digests = config_digests(cfg)
     _configure_start(cfg, digests, resume, trust_checkpoint)
     checks = dict(LABEL_CHECKS)
@@ -154,6 +148,22 @@ def configure_training(
     cfg.default_hooks = ConfigDict({**checks, **(cfg.get("default_hooks") or {}), **own})
     check_pretrained(cfg, trust_checkpoint)
     _let_mmengine_load(trust_checkpoint)
+
+
+def _compile_by_hook(cfg: Config) -> None:
+    """Let `CompileHook` do what `compile` says: MMEngine would compile the whole train step."""
+    options = cfg.pop("compile", None)
+    if options is None:
+        return
+    # In place of what a recipe decides.
+    hooks = cfg.get("default_hooks") or {}
+    others = {name: hook for name, hook in hooks.items() if not _is_of_type(hook, "CompileHook")}
+    cfg.default_hooks = ConfigDict(others)
+    if options:
+        hook = dict(type="mapet_mm.CompileHook")
+        if options is not True:
+            hook.update(options)
+        cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
 
 
 def needs_token_check(cfg: Config) -> bool:
@@ -195,8 +205,9 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
             cfg.load_from = require_checkpoint("`load_from`:", cfg.load_from, trust)
         return
     cfg.load_from = checkpoint
-    digests.update(digest_but_for_fused(cfg, checkpoint, trust))
-    changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint, trust))
+    before = recorded_digests(checkpoint, trust)
+    digests.update(digest_but_for_fused(cfg, before))
+    changed = ", ".join(f"`{name}`" for name in differences(digests, before))
     if changed and resume is None:
         raise LaunchError(
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "

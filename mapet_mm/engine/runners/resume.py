@@ -233,12 +233,15 @@ def _find_prefix(key: str, init_cfg: dict[str, Any], trust: bool) -> None:
     if not names:
         return
     asked = _prefix_of(init_cfg)
-    prefixes = {name[: dot.end()] for name in names for dot in re.finditer(r"\.", name)}
+    prefixes = set()  # of all lengths, each with its last dot
+    for name in names:
+        for dot in re.finditer(r"\.", name):
+            prefixes.add(name[: dot.end()])
     found = [prefix for prefix in prefixes if without_wrapper(prefix) == without_wrapper(asked)]
-    # `backbone._orig_mod.` rather than `backbone.`, which is before it.
-    inner = [prefix for prefix in found if sum(other.startswith(prefix) for other in found) == 1]
-    if len(inner) == 1 and inner != [asked]:
-        (init_cfg["prefix"],) = inner
+    # `backbone._orig_mod.` rather than `backbone.`, which is before it; of two parts neither.
+    inner = max(found, key=len, default=asked)
+    if inner != asked and all(inner.startswith(prefix) for prefix in found):
+        init_cfg["prefix"] = inner
     if found or not asked:
         return
     others = sorted(prefix for prefix in prefixes if prefix.endswith(f".{asked}"))
@@ -290,26 +293,31 @@ def config_digests(cfg: Config) -> dict[str, str]:
     return {name: digest(value)[:12] for name, value in sorted(entries.items())}
 
 
-def digest_but_for_fused(cfg: Config, checkpoint: str, trust: bool = False) -> dict[str, str]:
+def recorded_digests(checkpoint: str, trust: bool = False) -> dict[str, str] | None:
+    """The digests of the training that wrote a checkpoint; None if MMEngine alone did."""
+    content = read(Path(checkpoint).expanduser(), trust)
+    return content.get("meta", {}).get("recipe")
+
+
+def digest_but_for_fused(cfg: Config, before: dict[str, str] | None) -> dict[str, str]:
     """A checkpoint's digest of `optim_wrapper`, if it is this config's with another `fused`; else nothing.
 
     The optimizer is the same whichever kernel computes it, on a GPU or on a CPU.
     """
-    content = read(Path(checkpoint).expanduser(), trust)
-    before = content.get("meta", {}).get("recipe", {}).get("optim_wrapper")
+    recorded = (before or {}).get("optim_wrapper")
     wrapper = cfg.optim_wrapper.to_dict()
-    optimizer = wrapper.get("optimizer") or {}
-    without = {key: value for key, value in optimizer.items() if key != "fused"}
+    optimizer = dict(wrapper.get("optimizer") or {})
+    optimizer.pop("fused", None)
     for option in ({}, dict(fused=True), dict(fused=False)):
-        if before == digest({**wrapper, "optimizer": {**without, **option}})[:12]:
-            return dict(optim_wrapper=before)
+        if recorded == digest({**wrapper, "optimizer": {**optimizer, **option}})[:12]:
+            return dict(optim_wrapper=recorded)
     return {}
 
 
-def differences(current: dict[str, str], checkpoint: str, trust: bool = False) -> list[str]:
+def differences(current: dict[str, str], before: dict[str, str] | None) -> list[str]:
     """Names of the entries in which a training differs from a checkpoint's; none if that has no digests."""
-    content = read(Path(checkpoint).expanduser(), trust)
-    before = content.get("meta", {}).get("recipe", current)
+    if before is None:
+        return []
     nothing = digest(None)[:12]  # an entry that says None is as good as none
     return [
         name

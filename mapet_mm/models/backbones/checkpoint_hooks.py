@@ -131,12 +131,14 @@ def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
     Raises:
         ValueError: the weights have relative position biases, which a plain ViT lacks.
     """
-    names = [name for name in state_dict if name.startswith(prefix)]
-    relative = [name for name in names if any(part in name for part in RELATIVE_POSITIONS)]
-    if relative:
-        raise ValueError(f"`{relative[0]}`: a plain ViT has no relative position biases; use `BEiTViT`")
     pattern = re.compile(re.escape(prefix) + r"(layers\.\d+\.)(gamma_1|attn\.q_bias)")
-    layers = {f"{prefix}{match[1]}" for match in map(pattern.fullmatch, names) if match}
+    layers = set()  # the beginnings of their parameters' names
+    for name in state_dict:
+        if name.startswith(prefix) and any(part in name for part in RELATIVE_POSITIONS):
+            raise ValueError(f"`{name}`: a plain ViT has no relative position biases; use `BEiTViT`")
+        found = pattern.fullmatch(name)
+        if found:
+            layers.add(prefix + found[1])
     for layer in layers:
         for old, new in LAYER_SCALES.items():
             if layer + old in state_dict:  # not with `layer_scale_init_value=0`
@@ -156,9 +158,11 @@ def fill_layer_scales(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], 
     """
     filled = []
     for name, value in own.items():
-        found = SCALE.fullmatch(name)
-        projection = state_dict.get(f"{prefix}{found[1]}attn.proj.weight") if found else None
-        if projection is not None and prefix + name not in state_dict:
+        scale = SCALE.fullmatch(name)
+        if scale is None or prefix + name in state_dict:
+            continue
+        projection = state_dict.get(f"{prefix}{scale[1]}attn.proj.weight")
+        if projection is not None:
             state_dict[prefix + name] = projection.new_ones(value.shape)
             filled.append(name)
     if filled:
@@ -183,7 +187,8 @@ def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None
     if scales is None:
         scales = [name for name in weights if name.endswith(tuple(SCALED))]
     for scale in scales:
-        linear = next(scale.removesuffix(end) + SCALED[end] for end in SCALED if scale.endswith(end))
+        end = next(end for end in SCALED if scale.endswith(end))
+        linear = scale.removesuffix(end) + SCALED[end]
         factor = folded.pop(scale).float()
         folded[f"{linear}.weight"] = folded[f"{linear}.weight"].float() * factor[:, None]
         folded[f"{linear}.bias"] = folded[f"{linear}.bias"].float() * factor

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.backbones.checkpoint_hooks import OF_TIMM
-from mapet_mm.models.backbones.initialisation import init_truncated_normal
 from mapet_mm.models.backbones.timm_weights import (
     SourceError,
     adapt_timm_checkpoint,
@@ -20,7 +19,7 @@ from mapet_mm.models.backbones.timm_weights import (
     read_source,
 )
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
-from mapet_mm.models.backbones.vit import MAPS
+from mapet_mm.models.backbones.vit import MAPS, init_truncated_normal
 from mapet_mm.models.utils.feature_maps import cut_padding
 from mapet_mm.models.utils.layout import Layout
 from mapet_mm.models.utils.two_stream import TwoStreamLayer, attend_streams, project_heads_of_all

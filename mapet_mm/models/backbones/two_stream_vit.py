@@ -16,8 +16,8 @@ from mapet_mm.models.utils.permutation import (
     check_permutation,
     ranked_permutations,
     seeded_permutations,
+    should_check_values,
 )
-from mapet_mm.models.utils.value_checks import should_check_values
 from mapet_mm.utils.precision import product_dtype
 
 

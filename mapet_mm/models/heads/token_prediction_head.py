@@ -7,10 +7,10 @@ from mmpretrain.models.heads import CAEHead
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mapet_mm.models.backbones.initialisation import init_truncated_normal
+from mapet_mm.models.backbones.vit import init_truncated_normal
 from mapet_mm.models.losses.linear_cross_entropy import cross_entropy, linear_cross_entropy
 from mapet_mm.models.target_generators.token_ids import nan_without_tokens, token_ids
-from mapet_mm.models.utils.value_checks import should_check_values
+from mapet_mm.models.utils.permutation import should_check_values
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.precision import sum_dtype
 

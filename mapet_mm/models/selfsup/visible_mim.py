@@ -7,7 +7,7 @@ from mmengine.model import BaseModule
 from mmpretrain.models.utils import build_2d_sincos_position_embedding
 from torch import Tensor, nn
 
-from mapet_mm.models.backbones.initialisation import init_truncated_normal
+from mapet_mm.models.backbones.vit import init_truncated_normal
 from mapet_mm.models.selfsup.mapet import MaPeT
 from mapet_mm.registry import MODELS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -124,10 +123,10 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor], file: str) -
             f"checkpoint `{file}` lacks {len(names)} of {len(network.state_dict())} tensors, `{names[0]}` "
             "first: correct the config, its `init_cfg.prefix` or the path"
         )
-    parameters = (name for name, value in network.named_parameters() if not value.isfinite().all())
-    buffers = (name for name, value in network.named_buffers() if value.isnan().any())  # masks have infinity
-    name = next(chain(parameters, buffers), None)
-    if name is not None:
+    diverged = [name for name, value in network.named_parameters() if not value.isfinite().all()]
+    # Buffers may have infinity, as a mask.
+    diverged += [name for name, value in network.named_buffers() if value.isnan().any()]
+    if diverged:
         raise TokenizerError(
-            f"checkpoint `{file}` holds NaN or infinity, in `{name}` first: its training diverged"
+            f"checkpoint `{file}` holds NaN or infinity, in `{diverged[0]}` first: its training diverged"
         )

@@ -137,7 +137,6 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@MODELS.register_module(name="OpenCLIPVisual")
 def build_tower(
     clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
 ) -> ModifiedResNet:

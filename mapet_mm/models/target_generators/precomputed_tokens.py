@@ -6,7 +6,7 @@ from jaxtyping import Int
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mapet_mm.models.utils.value_checks import should_check_values
+from mapet_mm.models.utils.permutation import should_check_values
 from mapet_mm.registry import MODELS
 
 

@@ -1,8 +1,8 @@
-"""Permutations of an image's patches, by its seed alone or by given ranks, and the check of foreign ones."""
+"""Permutations of an image's patches, by its seed alone or by given ranks, and when to check foreign ones."""
 
 import torch
 from jaxtyping import Int, Int64, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from mapet_mm.utils.splitmix import splitmix_of_tensor
 
@@ -47,3 +47,11 @@ def check_permutation(permutation: Int[Tensor, "batch token"], num_extra_tokens:
         f"permutation[{row}] does not have each of the tokens 0..{len(tokens) - 1} once, the first "
         f"{num_extra_tokens} (class token, registers) in front"
     )
+
+
+def should_check_values(module: nn.Module, values: Tensor) -> bool:
+    """True if a module should check these values: always on CPU, else only until it sets `values_checked`.
+
+    Reading values waits for the device, and cannot be part of a compiled graph.
+    """
+    return not torch.compiler.is_compiling() and (values.device.type == "cpu" or not module.values_checked)

@@ -7,7 +7,11 @@ from PIL import Image
 from torch import nn
 from trainings import CONFIG
 
-from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, predicts_classes
+from mapet_mm.engine.hooks.class_names_check_hook import (
+    ClassNamesError,
+    check_class_order,
+    classifying_modules,
+)
 from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead
 
 
@@ -69,8 +73,8 @@ def test_a_pre_training_predicts_no_classes():
     """Its validation set may be of other classes."""
     arch = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
     parts = dict(backbone=MaPeTPretrainViT(arch, 20, 4, 8), head=TokenPredictionHead(24, 11))
-    assert not predicts_classes(nn.ModuleDict(parts))
+    assert not classifying_modules(nn.ModuleDict(parts))
     classifier = nn.Linear(24, 3)
     classifier.num_classes = 3
-    assert predicts_classes(nn.ModuleDict(dict(parts, head=classifier)))
-    assert not predicts_classes(nn.ModuleDict(dict(backbone=classifier)))
+    assert classifying_modules(nn.ModuleDict(dict(parts, head=classifier)))
+    assert not classifying_modules(nn.ModuleDict(dict(backbone=classifier)))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def best_of(work_dir: Path) -> dict:
 def test_the_weights_of_the_best_probe_are_kept_beside_the_checkpoints(averaged, tmp_path, monkeypatch):
     """Those that were measured; of equals the first; a resumed training knows how good they were."""
     found = iter([40.0, 60.0, 60.0, 50.0, 70.0])
-    monkeypatch.setattr(KNNProbeHook, "top1", lambda *_: next(found))
+    monkeypatch.setattr(KNNProbeHook, "figures", lambda *_: {"knn/top1": next(found)})
     probe = dict(PROBE, interval=1)
     average = [dict(type="EMAHook", momentum=0.1)] if averaged else []
     options = dict(batch=8, dataset=dict(type="mapet_mm.TwoColours"), custom_hooks=[*average, probe])
@@ -191,20 +192,18 @@ def test_classes_of_another_order_are_warned_of(tmp_path):
     assert "the k-NN figures are wrong: class `bright` is number 0 in the probe's images" in log.read_text()
 
 
-@pytest.mark.parametrize("pooling", ["mean", "class token"])
-def test_features_are_those_of_the_plain_vit_in_evaluation_mode(runner, pooling):
+def test_features_are_the_plain_vits_patch_means_in_evaluation_mode(runner):
     """In float32 on a CPU; each image once although its loader shuffles."""
     shuffled = dict(loader(), drop_last=True, sampler=dict(type="DefaultSampler", shuffle=True))
     hook = KNNProbeHook(shuffled, shuffled)
     hook.before_train(runner)
     with undisturbed(runner.model):
         built = hook.build_loaders(runner)[0]
-        found = take_in_memory(TokenBackbone(runner.model), built, True, pooling)
+        features, labels = take_in_memory(TokenBackbone(runner.model), built, everywhere=True)
         images = torch.stack([TwoColours()[i]["inputs"] for i in range(24)]).float()
         tokens = runner.model.extract_feat((images - 128) / 64)[-1]
-    expected = tokens[:, 1:].mean(1) if pooling == "mean" else tokens[:, 0]
-    torch.testing.assert_close(found.features, expected, rtol=1e-5, atol=1e-5)
-    assert found.labels.tolist() == [0, 1] * 12
+    torch.testing.assert_close(features, tokens[:, 1:].mean(1), rtol=1e-5, atol=1e-5)
+    assert labels.tolist() == [0, 1] * 12
 
 
 @pytest.mark.parametrize(("images", "queries"), [(24, 23), (11, 2), (5, 1)])
@@ -219,9 +218,8 @@ def test_a_probe_in_several_processes_equals_one_process(runner, tmp_path, image
         built_hook = HOOKS.build(hook)
         built_hook.before_train(runner)
         built = built_hook.build_loaders(runner)
-        train, val = (take_in_memory(TokenBackbone(runner.model), one, True, "mean") for one in built)
-    known = [(train.features, train.labels)]
-    right = knn_votes(val.features, known, 2, k=3).argmax(1) == val.labels
+        known, (queries, labels) = (take_in_memory(TokenBackbone(runner.model), one, True) for one in built)
+    right = knn_votes(queries, [known], 2, k=3).argmax(1) == labels
     for number in (1, 2, 3):
         expected = pytest.approx(100 * right.float().mean().item())
         assert in_processes(number, probe, tmp_path) == [expected] * number
@@ -256,6 +254,7 @@ def test_a_probe_of_some_images_takes_them_evenly_spaced():
         def get_subset_(self, indices: list[int]) -> None:
             self[:] = [self[index] for index in indices]
 
-    hook = KNNProbeHook(loader(), loader(), most_images=4)
-    assert hook.some_images(Images(range(10))) == [0, 3, 6, 9]
-    assert hook.some_images(Images(range(3))) == [0, 1, 2]
+    loaders = [dict(loader(), dataset=Images(range(length))) for length in (10, 4)]
+    hook = KNNProbeHook(*loaders, most_images=4)
+    runner = SimpleNamespace(train_dataloader=SimpleNamespace(dataset=TwoColours()))
+    assert hook.build_datasets(runner) == [[0, 3, 6, 9], [0, 1, 2, 3]]

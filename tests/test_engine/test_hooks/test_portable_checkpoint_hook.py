@@ -9,7 +9,7 @@ import torch
 from mmengine.hooks import CheckpointHook, Hook
 from trainings import HOOKS, IMAGES, build
 
-from mapet_mm.engine.hooks import whole_checkpoint_hook
+from mapet_mm.engine.hooks import portable_checkpoint_hook
 from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
 
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_is_read_safely_and_does_not_grow(trained):
 
 def test_what_is_logged_does_not_grow_with_the_steps(tmp_path, monkeypatch):
     """MMEngine copies all of it in each step: 0.8 ms a scalar after 187,500."""
-    monkeypatch.setattr(whole_checkpoint_hook, "MAX_LOGGED_STEPS", 4)
+    monkeypatch.setattr(portable_checkpoint_hook, "MAX_LOGGED_STEPS", 4)
     run = build(tmp_path)
     run.train()
     assert run.iter > 8
@@ -108,7 +108,7 @@ def test_checkpoints_that_go_elsewhere_are_left_to_their_own_storage(options, tm
     hook = CheckpointHook(**{"out_dir": str(tmp_path), **options})
     before = hook.backend_args
     runner = SimpleNamespace(hooks=[hook], work_dir=str(tmp_path))
-    whole_checkpoint_hook.WholeCheckpointHook().before_train(runner)
+    PortableCheckpointHook().before_train(runner)
     assert hook.backend_args == before
 
 

@@ -60,7 +60,7 @@ def test_features_and_tokens_are_the_references(reference, weights, tmp_path):
     assert tokens.dtype == torch.int64
     assert torch.equal(tokens, reference["codes"])
 
-    same = GridKMeans(dict(type="mapet_mm.OpenCLIPVisual", **tower), image_size, codebook)
+    same = GridKMeans(build_tower(**tower), image_size, codebook)
     assert torch.equal(same(reference["images"]), reference["codes"])
     assert torch.equal(same.features(reference["images"]), features)
     assert (same.grid, same.dim) == ((4, 4), 256)

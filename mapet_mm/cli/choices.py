@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,7 @@ import torch
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.start_models import SIDE, grid_of
 from mapet_mm.cli.starts import GRID, PATCH, Start, take_start
-from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
-from mapet_mm.datasets.labels import Labels, labels_of
+from mapet_mm.datasets.labels import Labels, find_images, labels_of
 from mapet_mm.datasets.look import Look, look, size_words
 from mapet_mm.datasets.pictures import Reading
 from mapet_mm.datasets.tiles import tile_names
@@ -77,17 +74,19 @@ class Choices:
 
 def choose(args: PretrainOptions) -> Choices:
     """Count the images and decide; weights to start from become RUN/init.pth."""
+    arch = args.arch or "small"
+    side = args.image_size or SIDE
+    grid = GRID
+    if not args.init:
+        grid = grid_of(side, args.patch_size or PATCH)
     names, words = training_images(args)
     count = len(names)
     labels = labels_of(names, args.labels, args.class_level, args.groups)
     looked = look(files_of(args.images, names), Reading(args.value_range, args.bands, args.page))
-    words += looked.words
     teacher = find_teacher(args, names, looked)
-    words += teacher.words
+    words += [*looked.words, *teacher.words]
 
     start = None
-    arch = args.arch or "small"
-    side = args.image_size or SIDE
     if args.init:
         start = take_start(args.init, args.out, args.arch, args.image_size)
         arch = start.arch
@@ -99,8 +98,6 @@ def choose(args: PretrainOptions) -> Choices:
                 f"start: each of {looked.num_bands} bands gets the mean of its patch embedding's red, green "
                 f"and blue times 3/{looked.num_bands}"
             )
-    else:
-        grid = grid_of(side, args.patch_size or PATCH)
     if args.tiles is None:
         words += size_words(looked.sizes, side)
     tokens = choose_tokens(args.tokenizer, start, grid)
@@ -113,9 +110,7 @@ def choose(args: PretrainOptions) -> Choices:
     words.append(f"model: {model}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
     if args.method == "visible-mim":
         words.append("method: VisibleMIM, an extension: the ViT sees half of an image, a predictor the rest")
-    stores_squares, squares = choose_squares(
-        count, side, args.epochs, args.out, looked.num_bands, are_tiles=args.tiles is not None
-    )
+    stores_squares, squares = choose_squares(args, count, count * looked.num_bands * side**2)
     words.append(squares)
     return Choices(arch, start, tokens, fit, stores_squares, labels, words, looked, teacher, side, grid)
 
@@ -147,15 +142,10 @@ def find_teacher(args: PretrainOptions, names: Sequence[str], looked: Look) -> T
 
 def training_images(args: PretrainOptions) -> tuple[list[str], list[str]]:
     """Names of the images, or of their tiles, and lines about them; UserError if there are none."""
-    names, others = find_images(args.images)
+    names, left_out = find_images(args.images)
     words = [f"images: {len(names)}"]
-    left_out = others_text(others)
     if left_out:
         words.append(f"other files, left out: {left_out}")
-    if not names:
-        raise UserError(
-            f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}"
-        )
     if args.tiles:
         side, overlap = args.tiles
         tiles, largest = tile_names(args.images, names, side, overlap)
@@ -166,16 +156,6 @@ def training_images(args: PretrainOptions) -> tuple[list[str], list[str]]:
         )
         names = tiles
     return names, words
-
-
-def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
-    """Names of the images in a folder, and how many other files there are of each kind."""
-    root = str(folder.absolute())
-    found, others = image_names(folder)
-    names = [name for name in found if not re.search("[\n\r\udc80-\udcff]", f"{root}/{name}")]
-    if len(names) < len(found):
-        others["with a line break or no UTF-8 in their names"] = len(found) - len(names)
-    return names, others
 
 
 class Vocabulary(NamedTuple):
@@ -204,30 +184,34 @@ def vocabulary(images: int, grid: int = GRID, epochs: int | None = None) -> Voca
     return Vocabulary(grid**2, k, *EFFORTS[0])
 
 
-def choose_squares(
-    images: int, side: int, epochs: int, out: Path, num_bands: int = 3, are_tiles: bool = False
-) -> tuple[bool, str]:
-    """Whether to decode each image once and store its square in a folder, and a line that says why.
+def choose_squares(args: PretrainOptions, num_images: int, needed: int) -> tuple[bool, str]:
+    """Whether to decode each image once and store its square in RUN, and a line that says why.
 
     It pays from the second epoch on. Half of the free disk stays for checkpoints and other users. Tiles are
     always stored: in random order, each would cost the decoding of its file.
 
+    Args:
+        args: of the command.
+        num_images: of the training.
+        needed: bytes of their squares.
+
     Raises:
         UserError: there is no room for tiles.
     """
-    needed = images * num_bands * side**2
-    if are_tiles:
-        require_room(out, needed, f"{images} tiles", "take larger tiles or less overlap, or another --out")
-        return True, f"squares: each file is decoded once and its tiles stored, in {needed / GIGABYTE:.3g} GB"
-    if epochs == 1:
+    size = f"{needed / GIGABYTE:.3g} GB"
+    if args.tiles:
+        remedy = "take larger tiles or less overlap, or another --out"
+        require_room(args.out, needed, f"{num_images} tiles", remedy)
+        return True, f"squares: each file is decoded once and its tiles stored, in {size}"
+    if args.epochs == 1:
         return False, "squares: not stored, because one epoch decodes each image once"
-    free = free_bytes(out)
+    free = free_bytes(args.out)
     if free is None:
         return False, (
-            f"squares: not stored, because they need {needed / GIGABYTE:.3g} GB and the disk does not say "
-            "how much is free: each epoch decodes all images"
+            f"squares: not stored, because they need {size} and the disk does not say how much is free: each "
+            "epoch decodes all images"
         )
-    cost = f"{needed / GIGABYTE:.3g} GB; {free / GIGABYTE:.3g} GB are free"
+    cost = f"{size}; {free / GIGABYTE:.3g} GB are free"
     if needed > free / 2:
         return False, f"squares: not stored, because they need {cost}: each epoch decodes all images"
     return True, f"squares: each image is decoded once and stored, in {cost}"

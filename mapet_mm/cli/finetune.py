@@ -16,7 +16,7 @@ import numpy as np
 
 from mapet_mm.cli.command_options import parse_options
 from mapet_mm.cli.finetuning.options import FinetuneOptions
-from mapet_mm.cli.stages import Stage, claim, run_job, run_stages, stage_of
+from mapet_mm.cli.stages import Stage, begin, run_job, run_stages, stage_of
 from mapet_mm.utils.errors import UserError
 
 RESULTS = "result.json"
@@ -43,18 +43,10 @@ def finetune(args: FinetuneOptions) -> None:
     from mapet_mm.cli.finetuning.pretrained import read_run
     from mapet_mm.cli.finetuning.recipe import write_recipe
     from mapet_mm.evaluation.verdict import RESULT
-    from mapet_mm.utils.dist import run_alone
-    from mapet_mm.utils.gpus import require_usable_gpu
     from mapet_mm.utils.identity import digest, digest_of_file, require_settings
-    from mapet_mm.utils.loader_workers import usable_workers
 
-    run_alone()
-    require_usable_gpu()
-    usable_workers(args.workers, batch_bytes=lambda: 0)  # each loader looks at its own batches
     MMLogger.get_instance("finetune", log_level="WARNING")  # MMEngine logs what is loaded
-    with claim(
-        args.out, "finetune"
-    ) as held:  # also kept by the processes that it starts, until they have ended
+    with begin(args.out, "finetune", args.workers) as held:  # also kept by the processes that it starts
         pretrained = read_run(args)
         labels = look(args, pretrained.load_image)
         print("\n".join(labels.words), flush=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from mapet_mm.cli.command_options import parse_options
 from mapet_mm.cli.options import EPOCHS, PretrainOptions
-from mapet_mm.cli.stages import Stage, claim, run_job, run_stages, stage_of
+from mapet_mm.cli.stages import Stage, begin, run_job, run_stages, stage_of
 from mapet_mm.utils.commands import loading_call
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.run_folder import CHOOSING, IMAGES, PRETRAINING, TOKENIZER, Run
@@ -39,17 +39,8 @@ def pretrain(args: PretrainOptions) -> None:
         raise UserError(f"{args.images} is not a folder of images")
     from mapet_mm.cli.configs import process_count
     from mapet_mm.cli.continuing import lengthen, set_max_skipped, share_batch
-    from mapet_mm.utils.dist import run_alone
-    from mapet_mm.utils.gpus import require_usable_gpu
-    from mapet_mm.utils.loader_workers import usable_workers
 
-    run_alone()
-    require_usable_gpu()  # what is chosen and written depends on it
-    usable_workers(args.workers, batch_bytes=lambda: 0)  # each loader looks at its own batches
-
-    with claim(
-        args.out, "pretrain"
-    ) as held:  # also kept by the processes that it starts, until they have ended
+    with begin(args.out, "pretrain", args.workers) as held:  # also kept by the processes that it starts
         # More epochs than before are no other job: they lengthen the training that is there.
         run = args.run
         earlier = run.options

@@ -54,6 +54,18 @@ def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit(STOPPED)
 
 
+def begin(folder: Path, command: str, num_workers: int) -> TextIO:
+    """Refuse what no job can do on this machine, and claim its folder; see `claim`."""
+    from mapet_mm.utils.dist import run_alone
+    from mapet_mm.utils.gpus import require_usable_gpu
+    from mapet_mm.utils.loader_workers import usable_workers
+
+    run_alone()
+    require_usable_gpu()  # what is chosen and written depends on it
+    usable_workers(num_workers, batch_bytes=lambda: 0)  # each loader looks at its own batches
+    return claim(folder, command)
+
+
 def claim(folder: Path, command: str) -> TextIO:
     """Open a file that claims a folder for a command until it is closed; UserError if another claims it."""
     from mapet_mm.utils.shared_work import has_locks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,25 @@ from pathlib import Path
 from mapet_mm.datasets.classes import classes_of
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import groups_of
+from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
+from mapet_mm.utils.errors import UserError
+
+
+def find_images(folder: Path) -> tuple[list[str], str]:
+    """Names of the images below a folder that a list can hold, a line each, and words for the other files.
+
+    Raises:
+        UserError: there are none.
+    """
+    root = str(folder.absolute())
+    found, others = image_names(folder)
+    names = [name for name in found if not re.search("[\n\r\udc80-\udcff]", f"{root}/{name}")]
+    if len(names) < len(found):
+        others["with a line break or no UTF-8 in their names"] = len(found) - len(names)
+    left_out = others_text(others)
+    if not names:
+        raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}")
+    return names, left_out
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -16,8 +16,8 @@ from mmengine.registry import DATASETS
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mapet_mm.datasets.image_folder import EXTENSIONS, image_names
 from mapet_mm.datasets.label_files import LabelReader
+from mapet_mm.datasets.labels import find_images
 from mapet_mm.datasets.transforms.labels import IGNORED
 from mapet_mm.dependencies import import_quietly
 from mapet_mm.utils.errors import UserError, listed
@@ -59,7 +59,8 @@ def match_masks(images: Path, masks: Path) -> tuple[list[MaskedImages], list[str
     Raises:
         UserError: a folder without images, or no image with a mask.
     """
-    image_files, mask_files = (_images_in(folder) for folder in (images, masks))
+    image_files, _ = find_images(images)
+    mask_files, _ = find_images(masks)
     without_mask = dict.fromkeys(image_files)
     without_image = set(mask_files)
     pairs = []
@@ -89,19 +90,6 @@ def match_masks(images: Path, masks: Path) -> tuple[list[MaskedImages], list[str
         if left_out:
             words.append(f"{what}, left out: {len(left_out)} ({listed(sorted(left_out), most=3)})")
     return pairs, words
-
-
-def _some(names: Collection[str]) -> str:
-    """Their number, and a few of them."""
-    return f"{len(names)} ({listed(sorted(names), most=3)})"
-
-
-def _images_in(folder: Path) -> list[str]:
-    """Names of the images in a folder; UserError if it holds none."""
-    found, _ = image_names(folder)
-    if not found:
-        raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)})")
-    return found
 
 
 def _endings(images: Sequence[str], masks: Sequence[str]) -> tuple[list[Endings], list[Endings]]:

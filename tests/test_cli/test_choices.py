@@ -611,7 +611,8 @@ def test_squares_are_stored_if_several_epochs_read_them_and_half_of_the_disk_has
     images, epochs, free, stored, line, monkeypatch, tmp_path
 ):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
-    chosen, said = choices.choose_squares(images, 224, epochs, tmp_path)
+    args = PretrainOptions(images="mine", out=tmp_path, epochs=epochs)
+    chosen, said = choices.choose_squares(args, images, images * 3 * 224**2)
     assert chosen == stored
     assert line in said
 
@@ -648,8 +649,9 @@ def test_tiles_are_images_from_the_first_line_to_the_configs(photographs, planne
 
 def test_tiles_without_room_for_their_squares_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1e9))
+    args = PretrainOptions(images="mine", out=tmp_path, tiles=224)
     with pytest.raises(UserError, match=r"10000 tiles: 1.51 GB .* larger tiles or less overlap"):
-        choices.choose_squares(10_000, 224, 300, tmp_path, are_tiles=True)
+        choices.choose_squares(args, 10_000, 10_000 * 3 * 224**2)
 
 
 JITTER = dict(brightness=0.4, contrast=0.4, saturation=0.4)

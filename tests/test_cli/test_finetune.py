@@ -340,13 +340,15 @@ def test_what_masks_cannot_change_is_refused_before_they_are_read(tmp_path):
 def test_classes_are_what_a_file_says(tmp_path, monkeypatch, capsys):
     save_own_run(tmp_path)
     names = [f"{number}.png" for number in range(10)]
-    write_squares(tmp_path / "i", names)
+    write_squares(tmp_path / "i", [*names, "two\nlines.png"])
     (tmp_path / "labels.txt").write_text("".join(f"{name}\t{'ab'[int(name[0]) % 2]}\n" for name in names))
     monkeypatch.setattr(finetune, "run_stages", lambda *_: None)
     monkeypatch.setattr(finetune, "compare", lambda *_: None)
     labels = dict(images=tmp_path / "i", labels=tmp_path / "labels.txt")
     finetune.finetune(options(tmp_path, tmp_path / "out", **labels))
-    assert "labels to train on, by class: a: 4, b: 4" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "labels to train on, by class: a: 4, b: 4" in printed
+    assert "left out: 1 with a line break or no UTF-8 in their names" in printed
     lines = (tmp_path / "out/train.txt").read_text().splitlines()
     assert all(int(line[0]) % 2 == int(line[-1]) for line in lines)
     with pytest.raises(UserError, match=r"no folder per class \(--labels FILE names classes"):

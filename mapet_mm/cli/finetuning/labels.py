@@ -11,8 +11,7 @@ from typing import Any
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.datasets.classes import NO_CLASSES
 from mapet_mm.datasets.groups import draw_share
-from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
-from mapet_mm.datasets.labels import Labels, Split, labels_of, split_images
+from mapet_mm.datasets.labels import Labels, Split, find_images, labels_of, split_images
 from mapet_mm.datasets.masks import MaskClasses, MaskedImages, match_masks, read_masks, take_values
 from mapet_mm.utils.errors import UserError, listed
 
@@ -77,9 +76,7 @@ def look(args: FinetuneOptions, load_image: Mapping[str, Any]) -> LabelledImages
 
 def _look_at_images(args: FinetuneOptions) -> LabelledImages:
     """Images whose folders, or lines of a file, are classes."""
-    names, others = image_names(args.images)
-    if not names:
-        raise UserError(f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {others_text(others)}")
+    names, left_out = find_images(args.images)
     labels = labels_of(names, args.labels, args.class_level, args.groups)
     class_of = labels.classes
     if not class_of:
@@ -97,8 +94,8 @@ def _look_at_images(args: FinetuneOptions) -> LabelledImages:
     val_groups = [labels.groups[name] for name in split.held_out] if labels.groups else None
 
     words = [f"images: {len(names)}; {labels.about_classes}"]
-    if others:
-        words.append(f"other files, left out: {others_text(others)}")
+    if left_out:
+        words.append(f"other files, left out: {left_out}")
     if labels.about_groups:
         words.append(labels.about_groups)
     counts = Counter(class_of[name] for name in split.trained)

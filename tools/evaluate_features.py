@@ -124,8 +124,8 @@ def main() -> None:
         if twin:
             print_once("the same network with random weights takes its features, too (without: --no-random)")
             loaded.append(twin)
-    sources = dict(labels=args.labels, class_level=args.class_level, groups=args.groups)
-    config, sources = with_other_classes(loaded[0].config, args.model, args.data, sources)
+    data = Data(args.data, args.labels, args.class_level, args.groups, args.workers, args.tiles)
+    config, data = with_other_classes(loaded[0].config, args.model, data)
     loaded[0] = replace(loaded[0], config=config)
     columns: dict[str, Model] = {}
     for model in loaded:
@@ -142,7 +142,6 @@ def main() -> None:
             figures = {name: [asdict(row) for row in rows] for name, rows in results.items()}
             replace_json(args.out / "results.json", figures)
 
-    data = Data(args.data, workers=args.workers, tiles=args.tiles, **sources)
     results = evaluate(columns, data, args.cache, args.protocols, args.all, show, keep)
     if not is_first_process():
         return

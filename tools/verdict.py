@@ -100,15 +100,15 @@ def main() -> None:
             accuracy = token_accuracy_of(run)  # of the last weights
 
     result = load_model(args.model, args.checkpoint)
-    sources = dict(labels=args.labels, class_level=args.class_level, groups=args.groups)
-    declared, sources = with_other_classes(result.config, args.model, args.data, sources)
+    asked = Data(args.data, args.labels, args.class_level, args.groups, args.workers)
+    declared, asked = with_other_classes(result.config, args.model, asked)
     loaded = {RESULT: result}
     start = load_model(*args.start) if args.start else load_model(PRETRAINING if run else args.model)
     # A RUN that kept nothing of the change of its start is judged as well.
     if not start.is_random and (run or start.digest != result.digest):
         loaded[START] = start
     loaded[RANDOM] = load_model(args.model, args.checkpoint, random=True)
-    sets = DeclaredSets(declared, Data(args.data, workers=args.workers, **sources))
+    sets = DeclaredSets(declared, asked)
     models = {}
     for name, model in loaded.items():
         own = args.start and name == START and args.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.datasets.groups import draw_share, groups_in_turn, shuffled_classes
 from mapet_mm.datasets.labels import Labels, labels_of, split_images
 from mapet_mm.evaluation.image_sets import SECTION
+from mapet_mm.evaluation.images import Data
 from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, SHOTS, suiting_k, too_few_voters
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
@@ -192,9 +194,7 @@ def image_sets(
     return made
 
 
-def with_other_classes(
-    cfg: Config, model: str, data: str | None, sources: Mapping[str, Any]
-) -> tuple[Config, Mapping[str, Any]]:
+def with_other_classes(cfg: Config, model: str, data: Data) -> tuple[Config, Data]:
     """The config of a RUN with classes or groups of its held-out images that its pre-training did not take.
 
     Writes their lists into RUN, where the next evaluation with other ones replaces them. Of groups with
@@ -203,20 +203,21 @@ def with_other_classes(
     Args:
         cfg: of the model.
         model: RUN; or another model, whose config stays as it is.
-        data: images that are named beside the model, whose classes these are then.
-        sources: `labels`, `class_level` and `groups` of `labels_of`.
+        data: what is asked for; of images that are named in it, these are the classes then.
 
     Returns:
-        The config, and the sources of classes that are not in it yet.
+        The config, and what is asked for beside it.
     """
     run = Run(Path(model))
-    is_asked = any(source is not None for source in sources.values())
-    if not is_asked or data is not None or not (run / TESTED).is_file():
-        return cfg, sources
-    trained, held_out = (read_lines(run / file) for file in (TRAINED, HELD_OUT))
-    if sources["groups"] is None and (run / GROUPS).exists():
-        sources = {**sources, "groups": str(run / GROUPS)}
-    labels = labels_of([*trained, *held_out], **sources)
+    is_asked = any(source is not None for source in (data.labels, data.class_level, data.groups))
+    if not is_asked or data.path is not None or not (run / TESTED).is_file():
+        return cfg, data
+    trained = read_lines(run / TRAINED)
+    held_out = read_lines(run / HELD_OUT)
+    groups = data.groups
+    if groups is None and (run / GROUPS).exists():
+        groups = str(run / GROUPS)
+    labels = labels_of([*trained, *held_out], data.labels, data.class_level, groups)
     about = labels.about
     seed = cfg.randomness.seed
     (testable,) = shuffled_classes(held_out, None, seed)
@@ -243,7 +244,7 @@ def with_other_classes(
     loader["dataset"]["type"] = "mapet_mm.ImageFolder"
     loader["dataset"].pop("groups", None)
     cfg[SECTION] = image_sets(loader, run, files, OTHER_GROUPS)
-    return cfg, {}
+    return cfg, replace(data, labels=None, class_level=None, groups=None)
 
 
 def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:

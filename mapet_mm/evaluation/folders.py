@@ -9,10 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mapet_mm.datasets.classes import classes_of, level_of_classes
+from mapet_mm.datasets.classes import level_of_classes
 from mapet_mm.datasets.copies import first_copies
-from mapet_mm.datasets.groups import draw_share, groups_of
+from mapet_mm.datasets.groups import draw_share
 from mapet_mm.datasets.image_folder import ImageFolder, image_names, is_of_system, others_text
+from mapet_mm.datasets.labels import labels_of
 from mapet_mm.datasets.look import look
 from mapet_mm.datasets.pictures import Reading
 from mapet_mm.datasets.pipelines import image_paths
@@ -117,12 +118,10 @@ def class_loaders(parts: Mapping[str, tuple[str, str]], data: Data) -> dict[str,
         if data.tiles:
             names[name], _ = tile_names(folder, names[name], *data.tiles)
     found = list(chain.from_iterable(names.values()))
-    group_of, about_groups = groups_of(data.groups, found)
-    classes, words = classes_of(data.labels, found, data.class_level, group_of)
-    about = "; ".join(filter(None, [about_groups, words]))
-    print_once(f"{', '.join(sorted({folder for folder, _ in parts.values()}))}: {about}")
+    labels = labels_of(found, data.labels, data.class_level, data.groups)
+    classes = labels.classes
+    print_once(f"{', '.join(sorted({folder for folder, _ in parts.values()}))}: {labels.about}")
     _note_copies(parts, names)
-    classes = classes or {}
     of_both = chain(names.get("train", ()), names.get("val", ()))
     both = {classes[name] for name in of_both if name in classes}
     loaders = {}

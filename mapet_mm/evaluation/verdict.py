@@ -126,6 +126,9 @@ def judge(
         UserError: labels that do not suit.
     """
     compared_with = START if START in models else RANDOM
+    if not want_of_labels(models[RESULT][1]):
+        for _, images in models.values():  # before hours of features
+            check_labels(images["train"], images["val"])
     evaluated = {}
     for name, (model, images) in models.items():
         features = {one: take_features(model, images[one], cache) for one in images}
@@ -185,7 +188,6 @@ def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     """For each measure, 100 for a held-out image that is classified right, 0 for others, or their mean."""
     train = evaluated.features["train"]
     neighbours = NearestNeighbours(k=suiting_k(len(train)))
-    check_labels(evaluated.images["train"], evaluated.images["val"])
     setting = train.settings[-1]
     votes = partial(neighbours.votes, evaluated, setting)
     hits = {"k-NN, top-1 (%)": neighbours.hits(evaluated, "val", [votes])[0].mean(0)}

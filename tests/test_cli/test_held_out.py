@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from mapet_mm.cli.held_out import (
 )
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.datasets.labels import Labels, labels_of
+from mapet_mm.evaluation.images import Data
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.run_folder import HELD_OUT, OTHER_TESTED, OTHER_VOTING, TESTED, TRAINED, VOTING, Run
@@ -314,10 +316,11 @@ def test_a_verdict_may_take_groups_that_the_pre_training_did_not(tmp_path, capsy
     TokenStore.create(tmp_path / "tokens", SLICES, (1, 1), 8, "digest").write([], np.empty((0, 1, 1), int))
     loader = dict(batch_size=4, dataset=dict(type="CustomDataset", pipeline=[]))
     cfg = Config(dict(evaluation=dict(val=loader), train_cfg=dict(max_epochs=300), randomness=dict(seed=0)))
-    sources = dict(labels=tmp_path / "labels.txt", class_level=None, groups="1")
-    assert with_other_classes(cfg, str(tmp_path), "photographs", sources) == (cfg, sources)
-    cfg, left = with_other_classes(cfg, str(tmp_path), None, sources)
-    assert left == {}
+    asked = Data(labels=tmp_path / "labels.txt", groups="1", workers=3)
+    of_others = replace(asked, path="photographs")
+    assert with_other_classes(cfg, str(tmp_path), of_others) == (cfg, of_others)
+    cfg, left = with_other_classes(cfg, str(tmp_path), asked)
+    assert left == Data(workers=3)
     voting, tested = (
         patients((tmp_path / file).read_text().splitlines()) for file in (OTHER_VOTING, OTHER_TESTED)
     )
@@ -339,8 +342,7 @@ def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
     cfg = Config(dict(train_dataloader=loader, train_cfg=training, custom_hooks=[], randomness=dict(seed=0)))
     leave_out(cfg, Run(tmp_path))
     assert set(cfg.evaluation) == {"val", "view"}
-    sources = dict(labels=tmp_path / "labels.txt", class_level=None, groups=None)
-    cfg, _ = with_other_classes(cfg, str(tmp_path), None, sources)
+    cfg, _ = with_other_classes(cfg, str(tmp_path), Data(labels=tmp_path / "labels.txt"))
     listed = {name: one.dataset.ann_file for name, one in cfg.evaluation.items()}
     assert listed == {"train": OTHER_VOTING, "val": OTHER_TESTED}
     for file, whole in ((OTHER_VOTING, "train.txt"), (OTHER_TESTED, "held_out.txt")):

@@ -12,6 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
 from mapet_mm.evaluation import verdict
+from mapet_mm.evaluation.images import ImageSetError
 from mapet_mm.evaluation.metrics.neighbours import suiting_k
 from mapet_mm.evaluation.models import RANDOM
 from mapet_mm.evaluation.verdict import (
@@ -78,6 +79,13 @@ def models(monkeypatch) -> dict[str, tuple]:
         for part, images in one.images.items():
             one.images[part] = Images(**vars(images))
     return {name: (SimpleNamespace(name=name, backbone=backbone), one.images) for name, one in made.items()}
+
+
+def test_classes_without_voters_are_refused_before_features_are_computed(models, monkeypatch, tmp_path):
+    monkeypatch.setattr(verdict, "take_features", lambda *_: pytest.fail("hours of features"))
+    models[RANDOM][1]["val"].labels = models[RANDOM][1]["val"].labels + 100
+    with pytest.raises(ImageSetError, match="`train` has no image of class 1"):
+        judge(models, tmp_path)
 
 
 def test_figures_are_those_of_scikit_learn(models, tmp_path):

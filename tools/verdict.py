@@ -77,7 +77,7 @@ def main() -> None:
     from mmengine.logging import MMLogger
 
     from mapet_mm.cli.held_out import choice_words, drop_skipped, with_other_classes
-    from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
+    from mapet_mm.cli.run_report import method_words, report_of_run
     from mapet_mm.evaluation.image_sets import DeclaredSets
     from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import RANDOM, load_model
@@ -88,6 +88,7 @@ def main() -> None:
     from mapet_mm.utils.run_folder import PRETRAINING, REPORT, VERDICT, Run
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import write_report
+    from mapet_mm.visualization.training_log import last_values
 
     run_alone()
     choose_device()
@@ -97,7 +98,7 @@ def main() -> None:
     if run:
         drop_skipped(run)
         if not args.checkpoint and run.result == run.checkpoint:
-            accuracy = token_accuracy_of(run)  # of the last weights
+            accuracy = last_values(run.work_dir).get("token/accuracy")  # of the last weights
 
     result = load_model(args.model, args.checkpoint)
     asked = Data(args.data, args.labels, args.class_level, args.groups, args.workers)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mapet_mm.cli.held_out import drop_skipped, write_lines
 from mapet_mm.cli.options import PretrainOptions
-from mapet_mm.datasets.groups import draw_share, read_groups
+from mapet_mm.datasets.groups import draw_share
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
 from mapet_mm.evaluation.metrics.neighbours import suiting_k
@@ -20,7 +20,7 @@ from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.models.utils.low_rank import ADAPTERS
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.run_folder import CHOOSING, GROUPS, INIT, PRETRAINING, TESTED, VOTING, Run
+from mapet_mm.utils.run_folder import CHOOSING, INIT, PRETRAINING, TESTED, VOTING, Run
 from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
 
 SHARES = (0, 0.25, 0.5, 0.75, 1)  # of the change
@@ -28,7 +28,7 @@ LEAST = 15  # tested images, of which a third chooses
 CHANGE = "change"  # in the metadata of the result
 
 
-def set_aside(args: PretrainOptions) -> str:
+def set_aside(args: PretrainOptions, groups: Mapping[str, str]) -> str:
     """Let a third of the verdict's tested images, whole groups, choose instead; returns a line about it."""
     run = args.run
     lines = read_lines(run / TESTED) if run.held_out else []
@@ -37,7 +37,6 @@ def set_aside(args: PretrainOptions) -> str:
     if len(lines) < LEAST:
         return f"change: all of it is kept, because {len(lines)} tested images are too few to choose by some"
     classes = dict(line.rsplit(" ", 1) for line in lines)
-    groups = read_groups(run / GROUPS, list(classes)) if (run / GROUPS).exists() else None
     choosing = set(draw_share(classes, 1 / 3, args.seed, classes, groups))
     for file, is_choosing in ((CHOOSING, True), (TESTED, False)):
         own = [line for line, name in zip(lines, classes, strict=True) if (name in choosing) is is_choosing]

@@ -60,7 +60,7 @@ def write_configs(args: PretrainOptions, choices: Choices) -> None:
     write_lines(args.run / IMAGES, choices.labels.names)
     print(write_lists(args, choices.labels), flush=True)
     if args.change == "knn":
-        print(set_aside(args), flush=True)
+        print(set_aside(args, choices.labels.groups), flush=True)
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.run / name).exists():
             write_config(args.run / name, make(args, choices))

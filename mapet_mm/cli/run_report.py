@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from mapet_mm.datasets.pictures import spread
 from mapet_mm.dependencies import version_report
 from mapet_mm.engine.hooks.knn_probe_hook import TOP1
 from mapet_mm.evaluation.extraction import take_features
@@ -33,7 +34,7 @@ from mapet_mm.visualization.features import (
 )
 from mapet_mm.visualization.report import Report, Section
 from mapet_mm.visualization.token_statistics import TokenUsage, measure_usage
-from mapet_mm.visualization.training_log import last_values, read_scalars
+from mapet_mm.visualization.training_log import read_scalars
 from mapet_mm.visualization.verdict import verdict_section
 
 KNN_PANEL = Panel("k-NN during the pre-training", "top-1 (%)", "", TOP1)
@@ -41,11 +42,6 @@ COLOURED = 8  # images, four in a figure
 IN_A_FIGURE = 4
 QUERIES = 5
 NEIGHBOURS = 5
-
-
-def token_accuracy_of(run: Run) -> float | None:
-    """The last token accuracy on held-out images, in percent; None if none was measured."""
-    return last_values(run.work_dir).get("token/accuracy")
 
 
 def method_words(run: Run) -> str:
@@ -115,7 +111,7 @@ def curves_of(run: Run, usage: TokenUsage) -> Section:
 
 def patches_sections(models: Mapping[str, Model], images: ImageSet) -> list[Section]:
     """Features of eight images' patches as colours, and the class token's attention; none without patches."""
-    chosen = evenly(len(images), COLOURED)
+    chosen = spread(len(images), COLOURED)
     batch = torch.stack([images[index]["inputs"] for index in chosen])
     pictures = [picture_of(images, index, models[RESULT]) for index in chosen]
     colours = {}
@@ -157,7 +153,7 @@ def neighbours_section(model: Model, images: Mapping[str, ImageSet], cache: Path
     """Five held-out images and the images that are most alike to the pre-trained model."""
     val = images["val"]
     known = images.get("train", val)
-    queries = evenly(len(val), QUERIES)
+    queries = spread(len(val), QUERIES)
     features = take_features(model, val, cache)
     setting = features.settings[-1]
     values = take_features(model, known, cache).pooled(setting)
@@ -186,8 +182,3 @@ def picture_of(images: ImageSet, index: int, model: Model) -> np.ndarray:
     if swaps_channels(model.backbone.preprocessor):
         pixels = pixels.flip(0)
     return pixels.permute(1, 2, 0).to(torch.uint8).numpy()
-
-
-def evenly(total: int, count: int) -> list[int]:
-    """Numbers of images, evenly spaced."""
-    return torch.linspace(0, total - 1, min(total, count)).round().long().tolist()

@@ -30,7 +30,7 @@ def verdict_figure(verdict: Mapping[str, Any]) -> Figure:
     Args:
         verdict: the contents of a verdict.json, which are `Verdict.as_json()`.
     """
-    measures = measures_with_intervals(verdict)
+    measures = [measure for measure in verdict["measures"] if measure["intervals"]]
     sentence = textwrap.wrap(verdict["sentence"], LINE_CHARACTERS, break_on_hyphens=False)
     heights = [len(measure["values"]) + 2 for measure in measures]  # with the name and the axis
     inches = LINE_INCHES * (sum(heights) + len(sentence) + 1)
@@ -64,14 +64,9 @@ def draw_measure(axes: Axes, measure: Mapping[str, Any]) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def measures_with_intervals(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The measures that are drawn; none without labels."""
-    return [measure for measure in verdict["measures"] if measure["intervals"]]
-
-
 def verdict_section(verdict: Mapping[str, Any]) -> list[Section]:
     """The picture for a report; no section for measures without labels, which have no intervals."""
-    if not measures_with_intervals(verdict):
+    if not any(measure["intervals"] for measure in verdict["measures"]):
         return []
     caption = (
         "Dots: accuracy of the frozen features on held-out images. Bars: 95 % intervals over these images."

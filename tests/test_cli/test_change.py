@@ -34,9 +34,8 @@ def test_a_third_of_the_tested_images_chooses_and_the_verdict_takes_the_others(
     options, tmp_path, with_groups
 ):
     before = (tmp_path / "verdict_val.txt").read_text().splitlines()
-    if with_groups:
-        (tmp_path / "groups.txt").write_text("\n".join(f"{name}\t{name[:2]}" for name in NAMES))
-    assert "10 of the tested images choose" in set_aside(options)
+    groups = {name: name[:2] for name in NAMES if with_groups}
+    assert "10 of the tested images choose" in set_aside(options, groups)
     choosing, tested = lists(tmp_path)
     assert (len(choosing), sorted(choosing + tested)) == (10, sorted(before))
     assert sum(line.endswith(" 1") for line in choosing) == 5
@@ -52,7 +51,7 @@ def test_the_exports_are_of_the_result(options, tmp_path):
     whole = {stage.title: stage.shown for stage in stages(options)}
     assert "change" not in whole
     assert "training/epoch_2.pth " in whole["for timm"]
-    set_aside(options)
+    set_aside(options, {})
     titles = [stage.title for stage in stages(options)]
     assert titles[2:] == ["pre-training", "change", "for timm", "for Hugging Face", "verdict"]
     part = {stage.title: stage.shown for stage in stages(options)}
@@ -61,11 +60,11 @@ def test_the_exports_are_of_the_result(options, tmp_path):
 
 def test_without_labels_or_images_all_of_the_change_is_kept(options, tmp_path):
     (tmp_path / "verdict_val.txt").write_text("a.png 0")
-    assert "1 tested images are too few" in set_aside(options)
+    assert "1 tested images are too few" in set_aside(options, {})
     (tmp_path / "verdict_train.txt").write_text("")
-    assert "no labels" in set_aside(options)
+    assert "no labels" in set_aside(options, {})
     (tmp_path / "held_out.txt").unlink()
-    assert "no labels" in set_aside(options)
+    assert "no labels" in set_aside(options, {})
     assert not (tmp_path / "verdict_choose.txt").exists()
 
 
@@ -80,7 +79,7 @@ def test_what_is_new_is_as_trained_and_the_rest_a_share_of_the_way():
 @pytest.mark.parametrize(("best", "kept"), [((0.5,), 0.5), ((0,), 0), ((0.25, 0.75), 0.75)])
 def test_the_share_with_the_best_neighbours_is_the_result(options, tmp_path, monkeypatch, best, kept):
     """Of two equal ones the larger."""
-    set_aside(options)
+    set_aside(options, {})
     run = Run(tmp_path)
     (run / "pretrain.py").write_text("work_dir = 'training'\ntrain_cfg = dict(max_epochs=2)\n")
     write_weights(run / "init.pth", {"backbone.a": torch.zeros(1)})

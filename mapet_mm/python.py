@@ -147,24 +147,23 @@ def evaluate(
         >>> rows = mapet_mm.evaluate("run", "photos")  # doctest: +SKIP
         >>> rows.frame[["protocol", "setting", "value"]]  # doctest: +SKIP
     """
-    from mapet_mm.cli.data_options import class_level as level_of
-    from mapet_mm.cli.data_options import groups_source
+    from mapet_mm.cli.command_options import Option
+    from mapet_mm.cli.data_options import CLASS_LEVEL, GROUPS, TILES
     from mapet_mm.cli.held_out import with_other_classes
-    from mapet_mm.cli.options import TILES
     from mapet_mm.evaluation.folders import pictures_in_numbers
     from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import load_model
     from mapet_mm.evaluation.run import evaluate as evaluate_models
     from mapet_mm.utils.dist import choose_device
-    from mapet_mm.utils.options import Option
 
     choose_device()
     pictures = pictures_in_numbers(pictures or {}, _as_text(data))
     loaded = load_model(os.fspath(model), _as_text(checkpoint), pictures=pictures)
-    level = None if class_level is None else level_of(class_level)
-    source = None if groups is None else groups_source(groups)
-    sides = None if tiles is None else Option(TILES, "").read("tiles", tiles)
-    asked = Data(_as_text(data), _as_text(labels), level, source, workers, sides)
+    said = dict(class_level=class_level, groups=groups, tiles=tiles)
+    for name, kind in (("class_level", CLASS_LEVEL), ("groups", GROUPS), ("tiles", TILES)):
+        if said[name] is not None:
+            said[name] = Option(kind, "").read(name, said[name])
+    asked = Data(_as_text(data), _as_text(labels), workers=workers, **said)
     config, asked = with_other_classes(loaded.config, os.fspath(model), asked)
     loaded = replace(loaded, config=config)
     (rows,) = evaluate_models({loaded.name: loaded}, asked, Path(cache), protocols, every).values()

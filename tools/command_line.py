@@ -10,7 +10,7 @@ from typing import Any
 
 from mmengine.config import DictAction
 
-from mapet_mm.cli.options import TILES
+from mapet_mm.cli.data_options import TILES, as_argument
 from mapet_mm.utils.commands import TOOLS
 
 # Stands for a space inside a text while MMEngine reads a value, of which it removes all spaces.
@@ -104,16 +104,11 @@ def add_tiles_option(parser: argparse.ArgumentParser) -> None:
     """Add `--tiles`: the images of a folder are divided."""
     parser.add_argument(
         "--tiles",
-        type=tiles_value,
+        type=as_argument(TILES),
         metavar=TILES.metavar,
         help="divide each picture of a folder into tiles of so many of its pixels, with an overlap, each an "
         "image of the name FILE#x,y",
     )
-
-
-def tiles_value(text: str) -> tuple[int, int]:
-    """Side and overlap of tiles."""
-    return TILES.read(text)
 
 
 def add_runner_options(parser: argparse.ArgumentParser) -> None:

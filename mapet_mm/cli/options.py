@@ -12,72 +12,30 @@ from mapet_mm.cli.command_options import (
     SEED,
     TEXT,
     WORKERS,
-    Kind,
     Option,
     OptionError,
     Options,
     number,
     one_of,
     options_table,
-    whole_number,
 )
 from mapet_mm.cli.data_options import (
+    BAND,
+    CLASS_LEVEL,
     CLASS_LEVEL_DEFAULT,
+    GROUPS,
     GROUPS_WORDS,
-    class_level,
+    PAGE,
+    RANGE,
+    TILES,
     class_level_words,
-    groups_source,
     labels_words,
+    range_of,
 )
 from mapet_mm.utils.identity import canonical, digest_of_file
 from mapet_mm.utils.run_folder import Run
 
 EPOCHS = 300
-BAND = whole_number("numbers from 1", lambda band: band >= 1)
-
-
-def _value(given: Any) -> Any:
-    """A number, a percentile such as `1%`, or a pair of numbers."""
-    if isinstance(given, tuple | list):
-        return tuple(_value(each) for each in given)
-    if isinstance(given, str) and given.endswith("%"):
-        share = float(given[:-1])
-        if not 0 <= share <= 100:
-            raise ValueError(given)
-        return given
-    value = float(given)
-    return int(value) if value.is_integer() else value
-
-
-def _pairs(values: tuple[Any, ...]) -> tuple[tuple[Any, Any], ...]:
-    """A range in pairs, of numbers one after the other or pairs already; OptionError if they are none."""
-    flat = [number for value in values for number in (value if isinstance(value, tuple) else (value,))]
-    num_percentiles = sum(isinstance(value, str) for value in flat)
-    if len(flat) % 2 or (num_percentiles and (num_percentiles, len(flat)) != (2, 2)):
-        raise OptionError("--range takes LOW HIGH, such a pair for each band, or two percentiles")
-    return tuple(zip(flat[::2], flat[1::2], strict=True))
-
-
-RANGE = Kind(_value, "numbers, or two percentiles such as 1% and 99%", "LOW HIGH")
-CLASS_LEVEL = Kind(class_level, "a level of folders, 1 or more, or none", "N|none")
-
-
-def _tiles(value: Any) -> tuple[int, int]:
-    """Side and overlap of tiles, of `SIDE[,OVERLAP]` or numbers."""
-    if isinstance(value, str):
-        value = value.split(",")
-    elif isinstance(value, int):
-        value = [value]
-    if len(value) == 1:
-        value = [*value, 0]
-    side, overlap = map(int, value)
-    if not 0 <= overlap < side:
-        raise ValueError(value)
-    return side, overlap
-
-
-TILES = Kind(_tiles, "SIDE or SIDE,OVERLAP, in pixels, with an overlap below the side", "SIDE[,OVERLAP]")
-GROUPS = Kind(groups_source, "a level of folders, 1 or more, or a file", "LEVEL|FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +132,7 @@ class PretrainOptions(Options):
     page: Annotated[
         int | None,
         Option(
-            whole_number("0 or more", lambda page: page >= 0),
+            PAGE,
             "page of the images that is taken, from 0",
             "only images of one page are taken",
         ),
@@ -291,15 +249,12 @@ class PretrainOptions(Options):
         if self.teacher_bands and self.teacher_images:
             raise OptionError("--teacher-bands and --teacher-images exclude each other")
         if self.range is not None:
-            _pairs(self.range)
+            range_of(self.range)
 
     @property
     def value_range(self) -> tuple[Any, ...] | None:
         """The range as `mapet_mm.LoadPicture` takes it: one pair, or one for each band."""
-        if self.range is None:
-            return None
-        pairs = _pairs(self.range)
-        return pairs[0] if len(pairs) == 1 else pairs
+        return None if self.range is None else range_of(self.range)
 
     @property
     def run(self) -> Run:

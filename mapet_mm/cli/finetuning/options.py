@@ -19,8 +19,14 @@ from mapet_mm.cli.command_options import (
     one_of,
     options_table,
 )
-from mapet_mm.cli.data_options import CLASS_LEVEL_DEFAULT, GROUPS_WORDS, class_level_words, labels_words
-from mapet_mm.cli.options import CLASS_LEVEL, GROUPS
+from mapet_mm.cli.data_options import (
+    CLASS_LEVEL,
+    CLASS_LEVEL_DEFAULT,
+    GROUPS,
+    GROUPS_WORDS,
+    class_level_words,
+    labels_words,
+)
 from mapet_mm.utils.identity import canonical
 
 

@@ -52,11 +52,6 @@ def parse_args() -> argparse.Namespace:
         "--num-patches", type=int, help="of an image, where timm's positions could be of two grids"
     )
     parser.add_argument(
-        "--fold-layerscale",
-        action="store_true",
-        help="for timm: fold LayerScale into the weights, same outputs (torchvision always is)",
-    )
-    parser.add_argument(
         "--show",
         type=Path,
         metavar="FILE",
@@ -97,7 +92,7 @@ def main() -> None:
             ours = TO_MM[args.source](weights)
         if args.backbone:
             ours = {name: value for name, value in ours.items() if name.startswith("backbone.")}
-        told = write_export(args.output, args.target, ours, meta, args.fold_layerscale)
+        told = write_export(args.output, args.target, ours, meta)
     except ValueError as error:
         raise UserError(f"{args.input}: {error}") from error
     print(f"wrote {args.output}, {len(ours)} tensors read\n{told}".strip())

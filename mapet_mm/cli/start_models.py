@@ -12,8 +12,8 @@ from torch import Tensor
 from mapet_mm.evaluation.libraries import LIBRARIES
 from mapet_mm.interop.convert import hf_to_timm
 from mapet_mm.interop.description import ContinuedViT, Preparation
-from mapet_mm.interop.names import MASK_TOKEN, TIMM_NETWORK
-from mapet_mm.interop.networks import EPS, hf_network, timm_network
+from mapet_mm.interop.names import MASK_TOKEN, MODEL_TYPES, TIMM_NETWORK
+from mapet_mm.interop.networks import hf_network, timm_network
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights
 
@@ -95,7 +95,7 @@ def of_hugging_face(name: str, asked: int | None = None) -> tuple[ContinuedViT, 
         hf=config,
         hf_preprocessor=processor,
         images=images.at(side),
-        norm_eps=None if eps == EPS[settings["model_type"]] else eps,
+        norm_eps=None if eps == MODEL_TYPES[settings["model_type"]].eps else eps,
         sizes=dict(
             patch_size=settings["patch_size"],
             embed_dims=settings["hidden_size"],

@@ -20,7 +20,6 @@ from mapet_mm.evaluation.libraries import one_line
 from mapet_mm.interop.convert import FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import ContinuedViT, Preparation
 from mapet_mm.interop.names import MASK_TOKEN, MODEL_TYPES, TIMM_NETWORK
-from mapet_mm.interop.networks import EPS
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest, digest_of_file
@@ -180,9 +179,10 @@ def _with_network(source: str, vit: ContinuedViT, weights: Mapping[str, Tensor],
     if vit.hf is None:
         words.append("export: for timm alone; Hugging Face has no network that computes the same")
     if vit.norm_eps is not None:
+        timms = MODEL_TYPES[vit.hf["model_type"]].eps
         words.append(
-            f"export: the start's norms add {vit.norm_eps} to the variance, timm's "
-            f"{EPS[vit.hf['model_type']]}: features of RUN/timm differ a little from RUN/huggingface's"
+            f"export: the start's norms add {vit.norm_eps} to the variance, timm's {timms}: features of "
+            "RUN/timm differ a little from RUN/huggingface's"
         )
     return Start(words, grid=grid, network=network, vit=vit)
 

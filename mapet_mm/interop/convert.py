@@ -112,10 +112,9 @@ def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
             have.
     """
     weights = _with(HUGGING_FACE, network(state_dict, TOKEN_HEAD), CLASS_TOKEN, FINAL_NORM)
-    renamed = HUGGING_FACE.from_mm(weights)
-    if "embeddings.mask_token" in renamed:
-        renamed["embeddings.mask_token"] = renamed["embeddings.mask_token"].flatten(0, 1)  # 1 1 D -> 1 D
-    return renamed
+    if MASK_TOKEN in weights:
+        weights[MASK_TOKEN] = weights[MASK_TOKEN].flatten(0, 1)  # 1 1 D -> 1 D
+    return HUGGING_FACE.from_mm(weights)
 
 
 def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -141,8 +140,6 @@ def hf_to_timm(weights: StateDict, config: Mapping[str, Any]) -> StateDict:
         ValueError: a name is unknown, or a part of the attention is missing.
     """
     kept = {name: value for name, value in weights.items() if not name.startswith(NOT_TIMM)}
-    for part in ("q", "v"):  # DINOv3 has no bias of the keys, so timm keeps the two others apart
-        kept = {name.replace(f"{part}_proj.bias", f"{part}_bias"): value for name, value in kept.items()}
     renamed = of_hugging_face(config).to_mm(kept)
     if config["model_type"] == "dinov2_with_registers":
         of_class, of_patches = renamed["pos_embed"].tensor_split([1], dim=1)
@@ -160,10 +157,7 @@ def timm_to_hf(weights: StateDict, config: Mapping[str, Any]) -> StateDict:
     kept = dict(weights)
     if config["model_type"] == "dinov2_with_registers":  # the class token has its position in it
         kept["pos_embed"] = torch.cat([torch.zeros_like(kept["cls_token"]), kept["pos_embed"]], dim=1)
-    renamed = of_hugging_face(config).from_mm(kept)
-    for part in ("q", "v"):
-        renamed = {name.replace(f".{part}_bias", f".{part}_proj.bias"): v for name, v in renamed.items()}
-    return renamed
+    return of_hugging_face(config).from_mm(kept)
 
 
 def mm_to_torchvision(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -172,7 +166,12 @@ def mm_to_torchvision(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: no class token, no final norm, or a name that torchvision's ViT does not have.
     """
-    weights = _with(TORCHVISION, network(state_dict, MASK_TOKEN, TOKEN_HEAD), CLASS_TOKEN, FINAL_NORM)
+    weights = _with(
+        TORCHVISION,
+        network(state_dict, MASK_TOKEN, TOKEN_HEAD),
+        CLASS_TOKEN,
+        FINAL_NORM,
+    )
     return TORCHVISION.from_mm(fold_layer_scale(weights))
 
 

@@ -17,14 +17,12 @@ from mapet_mm.interop.model_card import write_model_card
 from mapet_mm.interop.names import MASK_TOKEN, TIMM_NETWORK
 from mapet_mm.interop.networks import hf_config, timm_call, timm_config
 from mapet_mm.interop.onnx_export import SHAPES, write_onnx
-from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.commands import loading_call
 from mapet_mm.utils.run_folder import EXPORTS
 from mapet_mm.weight_files import write_weights
 
 FOLDERS = ("timm", "hf")  # libraries that load a folder
-FOLDED = ("timm", "torchvision")  # networks without LayerScale
 # What a checkpoint of ours keeps of its metadata.
 KEPT = ("cfg", "dataset_meta", ENTRY, EXPORTS)
 
@@ -39,9 +37,7 @@ class Export:
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of the weights' file
 
 
-def write_export(
-    output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool = False
-) -> str:
+def write_export(output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
     """Write weights under another library's names, with the files that it needs.
 
     Args:
@@ -50,7 +46,6 @@ def write_export(
         target: 'mm' | 'reference' | 'timm' | 'hf' | 'torchvision' | 'onnx'.
         state_dict: weights under this package's names.
         meta: metadata of the weights' file, which describes its network and images.
-        fold: for timm, fold LayerScale into the layers before it; for torchvision this is always done.
 
     Returns:
         Lines about how to load `output`.
@@ -61,22 +56,18 @@ def write_export(
     to_folder = output.is_dir() or not output.suffix
     if to_folder and target not in FOLDERS:
         raise ValueError(f"names of {target} go to a file, not to the folder {output}")
-    if fold and target not in FOLDED:
-        raise ValueError(f"--fold-layerscale is for timm and torchvision, not for names of {target}")
     if target == "mm":
         write_weights(output, state_dict, {name: meta[name] for name in KEPT if name in meta})
         return ""
-    if target == "onnx" and EXPORTS not in meta:
+    if EXPORTS in meta:
+        export = _of_continued(target, state_dict, ContinuedViT.read(meta[EXPORTS]))
+    elif target == "onnx":
         weights = network(state_dict)
         description = _description(weights, meta)
         write_onnx(output, weights, description)
         return f"{SHAPES}\n{description}"
-    if EXPORTS in meta:
-        if fold:
-            raise ValueError("--fold-layerscale is for this package's own ViT; others keep their layers")
-        export = _of_continued(target, state_dict, ContinuedViT.read(meta[EXPORTS]))
     else:
-        export = _of_own(target, state_dict, meta, fold, to_folder)
+        export = _of_own(target, state_dict, meta, to_folder)
 
     if not to_folder:
         write_weights(output, export.weights, export.metadata)
@@ -89,19 +80,17 @@ def write_export(
 
 
 def _of_own(
-    target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool, to_folder: bool
+    target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], to_folder: bool
 ) -> Export:
     """This package's ViT; of one without a description only the weights, for a file."""
     weights = network(state_dict)
-    if fold:
-        weights = fold_layer_scale(weights)
     try:
         description = _description(weights, meta)
     except ValueError as error:
         if to_folder:
             raise
         # A file of weights is right without a description; its reader has to know the network.
-        return Export(_renamed(weights, target, fold), words=str(error))
+        return Export(FROM_MM[target](weights), words=str(error))
 
     files = {}
     words = str(description)
@@ -109,11 +98,11 @@ def _of_own(
         # Also for a file: it refuses networks that timm does not have.
         files["config.json"] = timm_config(weights, description)
         if not to_folder:
-            words = f"{timm_call(weights, description)}\n{words}"
+            words = f"{timm_call(files['config.json'])}\n{words}"
     elif target == "hf" and to_folder:
         files["config.json"] = hf_config(weights, description)
         files["preprocessor_config.json"] = description.in_hugging_face()
-    return Export(_renamed(weights, target, fold), files, words, {ENTRY: asdict(description)})
+    return Export(FROM_MM[target](weights), files, words, {ENTRY: asdict(description)})
 
 
 def _description(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Description:
@@ -121,15 +110,6 @@ def _description(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Desc
     description = read_description(meta)
     description.check(weights)
     return description
-
-
-def _renamed(weights: StateDict, target: str, fold: bool) -> StateDict:
-    """The weights under the target's names."""
-    renamed = FROM_MM[target](weights)
-    if not fold:
-        return renamed
-    # The conversion fills in a LayerScale of ones.
-    return {name: v for name, v in renamed.items() if not name.endswith((".ls1.gamma", ".ls2.gamma"))}
 
 
 def _of_continued(target: str, state_dict: Mapping[str, Tensor], vit: ContinuedViT) -> Export:

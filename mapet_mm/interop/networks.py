@@ -13,26 +13,16 @@ from torch import Tensor, nn
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, num_classes_of, sizes_of
 from mapet_mm.interop.description import Description
 from mapet_mm.interop.names import MODEL_TYPES
-from mapet_mm.models.backbones.checkpoint_hooks import SCALED
 
 POOLED_NORM = "backbone.ln2.weight"
-# timm's names for widths; of another width the name does not matter, because `model_args` say everything.
+# timm's names for widths.
 SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
-# timm's network of each model type and width; the arguments say every size, so the fallback is only a name.
-ARCHITECTURES = {
-    "vit": ("vit_{}_patch16_224", {192: "tiny", 384: "small", 768: "base", 1024: "large"}),
-    "dinov2": ("vit_{}_patch14_dinov2", {384: "small", 768: "base", 1024: "large"}),
-    "dinov2_with_registers": ("vit_{}_patch14_reg4_dinov2", {384: "small", 768: "base", 1024: "large"}),
-    "dinov3_vit": ("vit_{}_patch16_dinov3", {384: "small", 768: "base", 1024: "large"}),
-}
-# What timm's network adds to the variance in its norms.
-EPS = {"vit": 1e-6, "dinov2": 1e-6, "dinov2_with_registers": 1e-6, "dinov3_vit": 1e-5}
 # Options that timm's networks do not have, and the only value that is taken.
 FIXED = {"key_bias": False, "proj_bias": True, "mlp_bias": True, "num_channels": 3}
 
 
-def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
-    """Arguments of timm's `VisionTransformer` for these weights, without `num_classes`.
+def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
+    """The content of config.json for timm's `create_model("local-dir:...")`.
 
     Raises:
         ValueError: the weights have both a final norm and a norm after pooling, or a classifier of a feature
@@ -46,6 +36,8 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
         )
     height, width = description.img_size
     sizes = sizes_of(weights)
+    num_classes = num_classes_of(weights)
+    global_pool = _global_pool(weights, description)
     arguments = dict(
         img_size=height if height == width else (height, width),
         patch_size=description.patch_size,
@@ -53,38 +45,30 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
         depth=sizes["num_layers"],
         num_heads=description.num_heads,
         mlp_ratio=mlp_ratio(sizes["embed_dims"], sizes["feedforward_channels"]),
-        init_values=0.1 if any(name.endswith(tuple(SCALED)) for name in weights) else None,
+        init_values=0.1,
         class_token=CLASS_TOKEN in weights,
-        global_pool=_global_pool(weights, description),
+        global_pool=global_pool,
         fc_norm=has_pooled_norm,
     )
     if not has_final_norm and not has_pooled_norm:
         arguments["final_norm"] = False
     if description.num_bands != 3:
         arguments["in_chans"] = description.num_bands
-    return arguments
-
-
-def timm_call(weights: Mapping[str, Tensor], description: Description) -> str:
-    """The Python expression that makes timm's network for these weights."""
-    arguments = timm_arguments(weights, description)
-    arguments["num_classes"] = num_classes_of(weights)
-    listed = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return f"timm.models.VisionTransformer({listed})"
-
-
-def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
-    """The content of config.json for timm's `create_model("local-dir:...")`."""
-    arguments = timm_arguments(weights, description)
-    num_classes = num_classes_of(weights)
     return {
-        "architecture": f"vit_{SIZES.get(arguments['embed_dim'], 'base')}_patch16_224",
+        "architecture": _architecture("vit", sizes["embed_dims"]),
         "num_classes": num_classes,
-        "num_features": arguments["embed_dim"],
-        "global_pool": arguments["global_pool"],
+        "num_features": sizes["embed_dims"],
+        "global_pool": global_pool,
         "model_args": arguments,
         "pretrained_cfg": description.in_timm(num_classes),
     }
+
+
+def timm_call(config: Mapping[str, Any]) -> str:
+    """The Python expression that makes the network of a config of timm's."""
+    arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+    listed = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"timm.models.VisionTransformer({listed})"
 
 
 def _global_pool(weights: Mapping[str, Tensor], description: Description) -> str:
@@ -152,8 +136,6 @@ def timm_network(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         depth=config["num_hidden_layers"],
         num_heads=config["num_attention_heads"],
     )
-    pattern, sizes = ARCHITECTURES[kind]
-    size = sizes.get(width, "base")
     if kind == "dinov3_vit":
         if config["query_bias"] != config["value_bias"]:
             raise ValueError("a bias of the queries or of the values alone; timm's network has both or none")
@@ -163,19 +145,29 @@ def timm_network(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         arguments["mlp_ratio"] = mlp_ratio(width, config["intermediate_size"])
         if config["use_gated_mlp"]:
             arguments.update(swiglu_mlp=True, swiglu_align_to=1)
-        return pattern.format(size), arguments
+        return _architecture(kind, width), arguments
 
     arguments["qkv_bias"] = config["qkv_bias"]
     if kind == "vit":
         arguments["mlp_ratio"] = mlp_ratio(width, config["intermediate_size"])
-        return pattern.format(size), arguments
+        return _architecture(kind, width), arguments
     if kind == "dinov2_with_registers":
         arguments["reg_tokens"] = config["num_register_tokens"]
     arguments["mlp_ratio"] = mlp_ratio(width, int(width * config["mlp_ratio"]))
     if config["use_swiglu_ffn"]:
-        size = "giant"  # timm's only one with this MLP
         arguments["mlp_ratio"] = mlp_ratio(width, 2 * swiglu_width(width, config["mlp_ratio"]))
-    return pattern.format(size), arguments
+        # timm's only size with this MLP.
+        return MODEL_TYPES[kind].architecture.format("giant"), arguments
+    return _architecture(kind, width), arguments
+
+
+def _architecture(kind: str, width: int) -> str:
+    """timm's name for this width; "base" where there is none, for arguments say every size."""
+    from timm import is_model
+
+    pattern = MODEL_TYPES[kind].architecture
+    name = pattern.format(SIZES.get(width, "base"))
+    return name if is_model(name) else pattern.format("base")
 
 
 def swiglu_width(width: int, ratio: float) -> int:
@@ -196,7 +188,7 @@ def hf_network(vit: nn.Module, side: int) -> dict[str, Any] | None:
     first = vit.blocks[0]
     config = dict(
         model_type=kind,
-        architectures=[MODEL_TYPES[kind]],
+        architectures=[MODEL_TYPES[kind].model],
         image_size=side,
         patch_size=vit.patch_embed.patch_size[0],
         hidden_size=vit.embed_dim,

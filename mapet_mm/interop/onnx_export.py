@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mapet_mm.interop.convert import CLASS_TOKEN, mm_to_timm
 from mapet_mm.interop.description import Description
-from mapet_mm.interop.networks import timm_arguments
+from mapet_mm.interop.networks import timm_config
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 
@@ -53,7 +53,8 @@ def write_onnx(output: Path, weights: Mapping[str, Tensor], description: Descrip
     if output.suffix != ".onnx" or CLASS_TOKEN not in weights:
         raise ValueError(f"ONNX takes a backbone with a class token, and an .onnx file, not {output}")
     backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
-    vit = timm.models.VisionTransformer(**timm_arguments(backbone, description), num_classes=0).eval()
+    arguments = timm_config(backbone, description)["model_args"]
+    vit = timm.models.VisionTransformer(**arguments, num_classes=0).eval()
     vit.load_state_dict(mm_to_timm(backbone))
     grid = tuple(side // description.patch_size for side in description.img_size)
     content = io.BytesIO()

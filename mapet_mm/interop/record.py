@@ -1,9 +1,7 @@
 """What a training recorded in its checkpoint beside the weights."""
 
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,26 +22,17 @@ def training_record(path: str | Path) -> str:
     entries = read_entries(path)
     lines = []
     for name in RECORDED:
-        if name in entries:
-            lines += _lines(name, entries[name])
-        else:
+        if name not in entries:
             lines.append(f"{name}: not saved")
-    others = sorted(str(name) for name in entries if name not in RECORDED)
-    lines.append(f"other entries: {', '.join(others) or 'none'}")
-    return "\n".join(map(_printable, lines))
-
-
-def _lines(name: str, value: Any) -> Iterator[str]:
-    """One entry; parsed arguments and dicts in a line for each of theirs, by name."""
-    options = vars(value) if isinstance(value, Namespace) else value
-    if isinstance(options, dict):
-        for option in sorted(options, key=str):
-            yield f"{name}.{option}: {options[option]!r}"
-    else:
-        number = value.item() if isinstance(value, np.generic) else value
-        yield f"{name}: {number!r}"
-
-
-def _printable(line: str) -> str:
-    """A line without characters by which a file's texts could steer the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in line)
+            continue
+        value = entries.pop(name)
+        if isinstance(value, Namespace):
+            value = vars(value)
+        if isinstance(value, dict):
+            lines += [f"{name}.{option}: {value[option]!r}" for option in sorted(value, key=str)]
+        else:
+            number = value.item() if isinstance(value, np.generic) else value
+            lines.append(f"{name}: {number!r}")
+    lines.append(f"other entries: {', '.join(sorted(map(str, entries))) or 'none'}")
+    # Without characters by which a file's texts could steer the terminal.
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)

@@ -363,20 +363,13 @@ def test_a_start_runs_nothing_that_its_file_names(library, tmp_path):
     assert not canary.exists()
 
 
-@pytest.mark.parametrize(
-    ("target", "fold", "noun"),
-    [
-        ("torchvision", False, "torchvision"),
-        ("hf", False, "Hugging Face"),
-        ("timm", True, "--fold-layerscale"),
-    ],
-)
-def test_exports_are_of_the_starts_libraries(target, fold, noun, tmp_path):
+@pytest.mark.parametrize(("target", "noun"), [("torchvision", "torchvision"), ("hf", "Hugging Face")])
+def test_exports_are_of_the_starts_libraries(target, noun, tmp_path):
     name, _ = save("timm", "eva02, swiglu", tmp_path / "start")
     take_start(name, tmp_path, None)
     weights, meta = read_checkpoint(tmp_path / INIT)
     with pytest.raises(ValueError, match=noun):
-        write_export(tmp_path / "out.pth", target, weights, meta, fold)
+        write_export(tmp_path / "out.pth", target, weights, meta)
 
 
 def test_another_runs_last_checkpoint_is_a_start(tmp_path):

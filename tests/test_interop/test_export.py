@@ -80,12 +80,10 @@ def epsilons(vit: torch.nn.Module) -> set[float]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("fold", [False, True])
-def test_timm_makes_the_network_of_a_folder(weights, meta, images, tokens, fold, tmp_path):
-    told = write_export(tmp_path, "timm", weights, meta, fold)
+def test_timm_makes_the_network_of_a_folder(weights, meta, images, tokens, tmp_path):
+    told = write_export(tmp_path, "timm", weights, meta)
     vit = eval(told.splitlines()[0], {"timm": timm}).eval()
     assert epsilons(vit) == {1e-6}
-    assert any("ls1" in name for name in vit.state_dict()) != fold
     data = resolve_model_data_config(vit)
     assert (tuple(data["mean"]), tuple(data["std"])) == IMAGENET
     assert (data["input_size"], data["interpolation"], data["crop_pct"]) == ((3, 224, 224), "bicubic", 1.0)
@@ -292,8 +290,6 @@ def test_without_a_description_a_file_is_written_and_a_folder_is_not(weights, re
         write_export(tmp_path / "vit", "timm", weights, {})
     assert "--config" in write_export(tmp_path / "vit.pth", "timm", weights, {})
     assert [path.name for path in tmp_path.iterdir()] == ["vit.pth"]
-    with pytest.raises(ValueError, match="--fold-layerscale"):
-        write_export(tmp_path / "vit.pth", "hf", weights, {}, fold=True)
 
 
 def test_the_tool_takes_the_description_from_the_checkpoint_or_the_config(

@@ -206,8 +206,10 @@ def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     others = [name for name in weights if not name.startswith(prefix)]
     reasons = []
     for origin in ("mm", "timm", "hf", "reference"):
-        left_out = DECODERS if origin in ("timm", "hf") else ()
-        kept = {name: value for name, value in own.items() if not name.startswith(left_out)}
+        decoders = []
+        if origin in ("timm", "hf"):
+            decoders = [name for name in own if name.startswith(DECODERS)]
+        kept = {name: value for name, value in own.items() if name not in decoders}
         if origin == "mm":
             kept = {f"backbone.{name}": value for name, value in own.items()}
         try:
@@ -217,9 +219,10 @@ def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
             continue
         backbone = {name: value for name, value in ours.items() if name.startswith("backbone.")}
         if "backbone.layers.0.ln1.weight" in backbone:
-            decoders = [name for name in own if name.startswith(left_out)]
-            left = sorted({name.split(".")[0] for name in (*others, *decoders)})
-            return backbone, f"names of {origin}" + (f", without {', '.join(left)}" if left else "")
+            words = f"names of {origin}"
+            if others or decoders:
+                words += f", without {', '.join(sorted({name.split('.')[0] for name in others + decoders}))}"
+            return backbone, words
     raise ValueError(f"these are not the weights of a plain ViT ({'; '.join(reasons)})")
 
 

@@ -178,8 +178,7 @@ class ContinuedViT:
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "ContinuedViT":
         """Of the entry of a config, or of a file's metadata."""
-        images = {name: tuple(v) if isinstance(v, list) else v for name, v in entry["images"].items()}
-        return cls(**{**entry, "images": Preparation(**images)})
+        return cls(**{**entry, "images": Preparation(**_with_tuples(entry["images"]))})
 
     def with_bands(self, mean: Sequence[float], std: Sequence[float]) -> "ContinuedViT":
         """The same network of images with other bands, by the mean and standard deviation of each."""
@@ -219,8 +218,14 @@ def read_description(meta: Mapping[str, Any]) -> Description:
         raise ValueError(
             "the file does not describe its network and images: give the training's config (--config)"
         )
-    entry = json.loads(entry) if isinstance(entry, str) else entry  # text in a .safetensors header
-    return Description(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
+    if isinstance(entry, str):  # in a .safetensors header
+        entry = json.loads(entry)
+    return Description(**_with_tuples(entry))
+
+
+def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with tuples, which JSON has as lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
 
 
 def description_of(cfg: Mapping[str, Any]) -> Description:
@@ -240,7 +245,8 @@ def _described(cfg: Mapping[str, Any]) -> Description:
     arch = backbone["arch"]
     arch = VisionTransformer.arch_zoo[arch.lower()] if isinstance(arch, str) else arch
     for name, value in FIXED.items():
-        if (given := backbone.get(name) or value) != value:
+        given = backbone.get(name) or value
+        if given != value:
             raise ValueError(f"the config's backbone has {name}={given}, other libraries' ViT {value}")
     layers = backbone.get("out_indices", -1)
     last = layers if isinstance(layers, int) else layers[-1]
@@ -250,7 +256,7 @@ def _described(cfg: Mapping[str, Any]) -> Description:
     if not is_turned and len(preprocessor["mean"]) == 3:
         raise ValueError("the config's images are BGR (`data_preprocessor` without to_rgb=True)")
     mean, std = (tuple(round(value / 255, 6) for value in preprocessor[name]) for name in ("mean", "std"))
-    img_size = tuple(to_2tuple(backbone.get("img_size", 224)))
+    img_size = _pair(backbone.get("img_size", 224))
     return Description(
         img_size=img_size,
         patch_size=backbone.get("patch_size", 16),
@@ -263,33 +269,34 @@ def _described(cfg: Mapping[str, Any]) -> Description:
     )
 
 
-def _height_width(scale: int | Sequence[int]) -> tuple[int, int]:
-    """(height, width) of a `Resize` step's scale, which is (width, height)."""
-    width, height = to_2tuple(scale)
-    return height, width
-
-
 def _resizing(cfg: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, Any]:
     """Resizing of a pipeline, and its other steps."""
-    images, others = dict(resize=min(img_size), interpolation="bicubic"), []
+    found = dict(resize=min(img_size), interpolation="bicubic")
+    others = []
     for step in _pipeline(cfg):
         kind = type_name(step["type"])
         if kind == "ResizeEdge" and step.get("edge", "short") == "short":
-            images.update(resize=step["scale"], interpolation=step.get("interpolation", "bilinear"))
+            found = dict(resize=step["scale"], interpolation=step.get("interpolation", "bilinear"))
         elif kind == "EfficientNetCenterCrop":
-            images.update(resize=step["crop_size"] + step.get("crop_padding", 32))
-            images.update(interpolation=step.get("interpolation", "bicubic"))
-        elif kind == "Resize" and not step.get("keep_ratio") and _height_width(step["scale"]) == img_size:
-            images.update(resize=None, interpolation=step.get("interpolation", "bilinear"))
+            edge = step["crop_size"] + step.get("crop_padding", 32)
+            found = dict(resize=edge, interpolation=step.get("interpolation", "bicubic"))
+        elif kind == "Resize" and not step.get("keep_ratio") and _pair(step["scale"]) == img_size[::-1]:
+            found = dict(resize=None, interpolation=step.get("interpolation", "bilinear"))
         else:
-            whole = kind == "CenterCrop" and tuple(to_2tuple(step["crop_size"])) == img_size
-            others += [] if kind in HARMLESS or kind.startswith(VARYING) or whole else [kind]
+            is_central_crop = kind == "CenterCrop" and _pair(step["crop_size"]) == img_size
+            if not is_central_crop and kind not in HARMLESS and not kind.startswith(VARYING):
+                others.append(kind)
             continue
         if step.get("backend", "cv2") == "cv2":
             others.append("OpenCV's resizing, which does not smooth")
-    if images["interpolation"] not in INTERPOLATIONS:
-        raise ValueError(f"the config resizes images by `{images['interpolation']}`")
-    return images | {"others": tuple(others)}
+    if found["interpolation"] not in INTERPOLATIONS:
+        raise ValueError(f"the config resizes images by `{found['interpolation']}`")
+    return {**found, "others": tuple(others)}
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """A size of both sides, or of each."""
+    return tuple(to_2tuple(size))
 
 
 def _pipeline(cfg: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

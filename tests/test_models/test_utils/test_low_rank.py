@@ -99,23 +99,31 @@ def test_adapters_mask_token_and_head_alone_are_trained_and_saved_in_the_weights
     assert torch.equal(two_streams(again, images), two_streams(model, images))
 
 
-def test_a_backbone_takes_the_weights_of_a_training_with_adapters(tmp_path):
-    """By an `init_cfg`, as any OpenMMLab model does."""
-    for name, plain in (
-        ("ours", lambda **init: MaPeTViT(ARCH, img_size=20, patch_size=4, out_type="featmap", **init)),
-        ("timm", lambda **init: TIMMViT("vit_tiny_patch16_224", **SMALL, **init)),
-    ):
-        model = build(dict(KINDS[name][0]), "lora")
-        train(model)
-        torch.save(dict(state_dict=model.state_dict()), tmp_path / "epoch_1.pth")
-        init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "epoch_1.pth"), prefix="backbone.")
-        backbone = plain(init_cfg=init_cfg)
-        backbone.init_weights()
-        images = torch.randn(2, 3, 20, 20)
-        backbone.eval()
-        (expected,) = model.eval().backbone.encode(images)
-        (features,) = backbone(images)
-        torch.testing.assert_close(features.flatten(2).mT, expected[:, 1:], rtol=1e-5, atol=1e-5)
+PLAIN = {
+    "ours": lambda **init: MaPeTViT(ARCH, img_size=20, patch_size=4, out_type="featmap", **init),
+    "timm": lambda **init: TIMMViT("vit_tiny_patch16_224", **SMALL, **init),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_an_init_cfg_takes_a_start_into_a_training_with_adapters_and_its_weights_out_of_it(kind, tmp_path):
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "weights.pth"), prefix="backbone.")
+    backbone, _, _ = KINDS[kind]
+    start = build(dict(backbone), "all")
+    torch.save(dict(state_dict=start.state_dict()), tmp_path / "weights.pth")
+    model = build(dict(backbone, init_cfg=init_cfg), "lora")
+    model.init_weights()
+    images = torch.randn(2, 3, 20, 20)
+    assert torch.equal(two_streams(model, images), two_streams(start, images))
+
+    train(model.train())
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / "weights.pth")
+    plain = PLAIN[kind](init_cfg=init_cfg)
+    plain.init_weights()
+    plain.eval()
+    (expected,) = model.eval().backbone.encode(images)
+    (features,) = plain(images)
+    torch.testing.assert_close(features.flatten(2).mT, expected[:, 1:], rtol=1e-5, atol=1e-5)
 
 
 def test_exports_and_shares_of_the_change_have_no_adapters():

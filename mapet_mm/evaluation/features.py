@@ -90,8 +90,12 @@ class Features:
         """The names in `parts` of some kinds: 'pooled', 'layers', 'tokens', or a number of last layers."""
         last = {"pooled": 1, "layers": len(self.layers), TOKENS: 0}
         count = max(last.get(kind, kind) for kind in kinds)
-        names = self.layers[-count:] if count else []
-        return [*names, TOKENS] if TOKENS in kinds and TOKENS in self.parts else names
+        names = []
+        if count:
+            names += self.layers[-count:]
+        if TOKENS in kinds and TOKENS in self.parts:
+            names.append(TOKENS)
+        return names
 
     def missing(self, name: str) -> int:
         """How many images have no features of a layer, or no patch tokens, yet."""

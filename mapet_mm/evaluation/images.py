@@ -71,7 +71,7 @@ class ImageSet:
         config: as a data loader's: `dataset`, and `batch_size` (64) and `num_workers` (up to 8); `answers` is
             a JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; with `per_class`
             the figure is the mean over classes; other options are ignored.
-        like: a set of the same images by another pipeline, whose names are not read again.
+        like: another set; if it has the same images by another pipeline, names are not read again.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any], like: ImageSet | None = None) -> None:
@@ -81,7 +81,7 @@ class ImageSet:
         self.num_workers = config.get("num_workers", default_workers())
         self.answers = config.get("answers")
         self.per_class = config.get("per_class", False)
-        if like is not None and isinstance(like.dataset, BaseDataset):
+        if like is not None and self._differs_by_pipeline(like):
             self.dataset = copy.copy(like.dataset)
             self.dataset.pipeline = Compose(self.config["pipeline"])
             require_photographs(self.dataset)
@@ -99,6 +99,11 @@ class ImageSet:
                 steps[0] = ImageReader(steps[0])
         self.left_out: dict[int, str] = {}  # images that cannot be decoded, with the reason
         self.shown = np.arange(len(self.files))  # the others
+
+    def _differs_by_pipeline(self, other: ImageSet) -> bool:
+        """True if another set's dataset is one without wrappers that has the same images."""
+        listed = [{**config, "pipeline": None} for config in (self.config, other.config)]
+        return isinstance(other.dataset, BaseDataset) and listed[0] == listed[1]
 
     def _read_names(self) -> None:
         """Read path, label and group of each image."""

@@ -248,7 +248,14 @@ class TokenBackbone:
             images = images.flip(1)
         mean = getattr(self.preprocessor, "mean", None)
         std = getattr(self.preprocessor, "std", None)
-        return images if mean is None else (images - mean) / std
+        if mean is None:
+            return images
+        if len(mean) not in (1, images.shape[1]):
+            raise BackboneError(
+                f"the images have {images.shape[1]} bands, the model's mean and standard deviation are of "
+                f"{len(mean)}: take others by --bands, or give --mean and --std a value for each band"
+            )
+        return (images - mean) / std
 
     @property
     def autocast(self) -> torch.dtype | None:

@@ -190,14 +190,14 @@ def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     neighbours = NearestNeighbours(k=suiting_k(len(train)))
     setting = train.settings[-1]
     votes = partial(neighbours.votes, evaluated, setting)
-    hits = {"k-NN, top-1 (%)": neighbours.hits(evaluated, "val", [votes])[0].mean(0)}
+    hits = {"k-NN, top-1 (%)": neighbours.hits(evaluated, "val", [votes]).hits.mean(0)}
     few = LowShot()
     scorers = few.scorers(evaluated, SHOTS, fitted_scaler(train))
     if scorers:
         # Where each class has no more than these, all draws would be the same images.
         drawn = ", one draw: there are no more" if len(scorers) == 1 else ""
         what = "labels" if evaluated.images["train"].groups is None else "groups"
-        hits[f"{SHOTS} {what} a class{drawn}, top-1 (%)"] = few.hits(evaluated, "val", scorers)[0].mean(0)
+        hits[f"{SHOTS} {what} a class{drawn}, top-1 (%)"] = few.hits(evaluated, "val", scorers).hits.mean(0)
     return hits
 
 

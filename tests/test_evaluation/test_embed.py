@@ -9,9 +9,11 @@ import pytest
 import torch
 from config_building import run_tool
 
+import mapet_mm
 from mapet_mm.evaluation.image_sets import images_of_folder, read_image_sets
 from mapet_mm.evaluation.images import Data
 from mapet_mm.evaluation.models import load_model
+from mapet_mm.utils.errors import UserError
 
 
 def test_rows_are_the_features_of_the_named_images(config, root, monkeypatch, capsys):
@@ -125,6 +127,15 @@ def test_tiles_of_a_picture_are_on_one_side(pictures, config, root):
     assert len(images["train"]) + len(images["val"]) == 24
     assert images["val"].groups.bincount().tolist() == [4] * len(files["val"])
     assert images["train"][0]["inputs"].shape == (3, 16, 16)
+
+
+def test_python_takes_the_same_tiles(pictures, root):
+    model = dict(checkpoint=root / "weights.pth", cache=root / "cache", protocols=["NearestNeighbours"])
+    rows = mapet_mm.evaluate(root / "config.py", pictures, tiles=16, **model)
+    assert [row.setting for row in rows] == ["class token", "mean", "both"]
+    assert mapet_mm.evaluate(root / "config.py", pictures, tiles="16,0", **model) == rows
+    with pytest.raises(UserError, match="overlap below the side"):
+        mapet_mm.evaluate(root / "config.py", pictures, tiles=(16, 16), **model)
 
 
 def test_a_folder_that_is_not_there_is_refused(root, monkeypatch):

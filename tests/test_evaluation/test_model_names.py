@@ -362,6 +362,8 @@ def test_a_normalisation_has_a_value_for_each_band(tmp_path):
     normalise = load_model(str(tmp_path / "vit"), **given).backbone.normalise
     images = normalise(torch.full((1, 4, 28, 28), 51.0))
     torch.testing.assert_close(images[0, :, 0, 0], torch.tensor([0.2, 0.0, -0.2, -0.4]))
+    with pytest.raises(UserError, match=r"the images have 3 bands, the model's mean .* of 4"):
+        normalise(torch.zeros(1, 3, 28, 28))
     with pytest.raises(UserError, match="mean of 4 bands and a standard deviation of 3"):
         load_model(str(tmp_path / "vit"), **dict(given, std=(0.5,) * 3))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -147,6 +148,21 @@ def check_class_names(train: ImageSet, val: ImageSet) -> None:
             )
 
 
+class Hits(NamedTuple):
+    """100 for each image of a set that a scorer classifies right, 0 for others.
+
+    Args:
+        hits: of each scorer.
+        averaged: a number of each image. A figure is the mean over these: the classes if the set is judged
+            per class, else one number of all.
+        groups: number of each image's group, if there are any.
+    """
+
+    hits: Float64[np.ndarray, "scorer image"]
+    averaged: Int64[np.ndarray, " image"]
+    groups: Int64[np.ndarray, " image"] | None
+
+
 class Classification(Protocol):
     """A protocol that learns the classes of `train` and is tested on `val` and on further image sets."""
 
@@ -182,36 +198,29 @@ class Classification(Protocol):
         The scorers give the classes' scores of a set's images; of several, a row has mean and spread. The
         interval is over images, or over their groups if they have any.
         """
-        made = []
+        rows = []
         for name in ("val", *further(evaluated.images)):
-            hits, averaged, groups = self.hits(evaluated, name, scorers)
-            figures = [mean_of_groups(each, averaged) for each in hits]
-            made.append(
-                Row(
-                    protocol=self.name,
-                    setting=setting if name == "val" else f"{setting}, on {name}",
-                    value=float(np.mean(figures)),
-                    unit="mean per class, %" if evaluated.images[name].per_class else "top-1, %",
-                    spread=float(np.std(figures, ddof=1)) if len(figures) > 1 else None,
-                    interval=bootstrap(mean_of_groups, hits.mean(0), averaged, groups=groups),
-                    note=note,
-                    detail=detail,
-                )
+            found = self.hits(evaluated, name, scorers)
+            figures = [mean_of_groups(hits, found.averaged) for hits in found.hits]
+            row = Row(
+                self.name,
+                setting,
+                float(np.mean(figures)),
+                interval=bootstrap(mean_of_groups, found.hits.mean(0), found.averaged, groups=found.groups),
+                note=note,
+                detail=detail,
             )
-        return made
+            if name != "val":
+                row = replace(row, setting=f"{setting}, on {name}")
+            if evaluated.images[name].per_class:
+                row = replace(row, unit="mean per class, %")
+            if len(figures) > 1:
+                row = replace(row, spread=float(np.std(figures, ddof=1)))
+            rows.append(row)
+        return rows
 
-    def hits(
-        self, evaluated: Evaluated, name: str, scorers: Sequence[Callable[[Features], Tensor]]
-    ) -> tuple[
-        Float64[np.ndarray, "scorer image"],
-        Int64[np.ndarray, " image"],
-        Int64[np.ndarray, " image"] | None,
-    ]:
-        """100 for each image of a set that a scorer classifies right, 0 for others; and two numbers of each.
-
-        A figure is the mean over the first numbers: the classes if the set is judged per class, else one
-        number of all. The second ones are the images' groups, if they have any.
-        """
+    def hits(self, evaluated: Evaluated, name: str, scorers: Sequence[Callable[[Features], Tensor]]) -> Hits:
+        """Which of a set's images each scorer classifies right."""
         images = evaluated.images[name]
         offered, right = answers(evaluated.images["train"], images, evaluated.num_classes)
         judged = right.any(1)  # ReaL leaves images without an answer
@@ -224,4 +233,4 @@ class Classification(Protocol):
         if images.per_class:
             averaged = images.labels
         groups = None if images.groups is None else images.groups[judged].numpy()
-        return torch.stack(hits).numpy(), averaged[judged].numpy(), groups
+        return Hits(torch.stack(hits).numpy(), averaged[judged].numpy(), groups)

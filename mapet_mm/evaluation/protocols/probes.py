@@ -23,7 +23,7 @@ WINDOW_BYTES = 2**29  # of features in memory
 
 
 def shuffled_batches(
-    bank: Features,
+    features: Features,
     kind: str,
     batch_size: int,
     epochs: int,
@@ -35,19 +35,19 @@ def shuffled_batches(
     Blocks are drawn in random order into a window, and images in random order from it; a set that fits into
     one window is read once. The last batch of a window may be smaller. The images of `without` are left out.
     """
-    first = bank.read(kind, 0, layer)
+    first = features.read(kind, 0, layer)
     blocks_at_once = max(1, WINDOW_BYTES // (first.numel() * first.element_size()))
     window = None  # the blocks whose values are held
     values = None
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(epoch)
-        for drawn in torch.randperm(bank.num_blocks, generator=generator).split(blocks_at_once):
+        for drawn in torch.randperm(features.num_blocks, generator=generator).split(blocks_at_once):
             blocks = sorted(drawn.tolist())
             if blocks != window:
                 values = None  # frees the window before the next one is read
-                values = torch.cat([bank.read(kind, block, layer) for block in blocks])
-                images = torch.cat([torch.arange(len(bank))[bank.rows(block)] for block in blocks])
-                labels = bank.labels[images]
+                values = torch.cat([features.read(kind, block, layer) for block in blocks])
+                images = torch.cat([torch.arange(len(features))[features.rows(block)] for block in blocks])
+                labels = features.labels[images]
                 kept = torch.arange(len(images))
                 if without is not None:
                     kept = kept[~without[images]]
@@ -198,7 +198,7 @@ class TrainedProbe(Classification):
         return [(100 * counts.double() / int(chooses.sum())).tolist() for counts in right]
 
     @torch.no_grad()
-    def scores(self, head: StackedHeads, bank: Features, layer: int = -1) -> Float[Tensor, "image class"]:
+    def scores(self, head: StackedHeads, features: Features, layer: int = -1) -> Float[Tensor, "image class"]:
         """Logits of a set's images, of a stack of one head."""
         device = head.rates.device
-        return torch.cat([head(values.to(device))[0] for _, values in bank.blocks(self.kind, layer)])
+        return torch.cat([head(values.to(device))[0] for _, values in features.blocks(self.kind, layer)])

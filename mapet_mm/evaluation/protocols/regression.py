@@ -63,11 +63,11 @@ def scores_of(
     scaler: StandardScaler,
     num_classes: int,
     pooling: str,
-    bank: Features,
+    features: Features,
     layer: int = -1,
 ) -> Float[Tensor, "image class"]:
     """A fitted model's log-probabilities of all classes; classes that it has not seen have none."""
-    rows = bank.pooled(pooling, layer).numpy()
+    rows = features.pooled(pooling, layer).numpy()
     scores = torch.full((len(rows), num_classes), float("-inf"), dtype=torch.float64)
     chances = model.predict_log_proba(scaler.transform(rows))
     scores[:, model.classes_.tolist()] = torch.from_numpy(chances).double()

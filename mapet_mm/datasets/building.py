@@ -93,8 +93,8 @@ def building(config: Mapping[str, Any] | Dataset) -> Iterator[None]:
 
 def _what_is_missing(config: Mapping[str, Any], text: str) -> str | None:
     """What a dataset lacks, and what to do, by the text of its library's error; None for other errors."""
-    if "need at least one array" in text:
-        prefix = config.get("data_prefix") or {}
+    prefix = config.get("data_prefix") or {}
+    if "need at least one array" in text and isinstance(prefix, Mapping):
         folder = Path(config.get("data_root") or "", prefix.get("img_path") or "")
         suffix = config.get("img_suffix") or "by default the dataset's own, often .jpg"
         return f"`{folder}` has no image whose name ends with `img_suffix` ({suffix}): set it to theirs"

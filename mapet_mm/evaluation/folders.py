@@ -222,4 +222,9 @@ def _divided_by_images(dataset: ImageFolder) -> dict[str, list[int]]:
             counts[label] += 1
             side_of[index] = "val" if counts[label] % FIFTH == 0 else "train"
         indices[side_of[first[index]]].append(index)
+    if not indices["val"]:
+        raise ImageSetError(
+            f"{dataset.img_prefix}: no class has {FIFTH} images that are not copies, so none is left to "
+            "test on: take a folder with more, or with `train` and `val` in it, or --class-level none"
+        )
     return indices

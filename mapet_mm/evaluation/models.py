@@ -100,6 +100,10 @@ def find_model(name: str, checkpoint: str | None = None, **asked: Any) -> Reques
     for key, (flag, remedy) in FLAGS.items():
         if getattr(request, key) and key not in source.takes:
             raise UserError(f"{flag}: {name} is {source.words}, which takes none: {remedy}")
+    for key in ("mean", "std"):
+        largest = max(getattr(request, key) or [0])
+        if largest > 1:
+            raise UserError(f"--{key} {largest:g}: it is of values between 0 and 1: divide it by 255")
     source.find(request)
     if checkpoint and "://" not in checkpoint and not Path(checkpoint).expanduser().exists():
         raise UserError(f"no such file: {checkpoint}")

@@ -158,6 +158,16 @@ def test_a_folder_per_class_is_divided(config, root, capsys):
     assert "every fifth image" in capsys.readouterr().out
 
 
+def test_a_folder_with_too_few_images_of_each_class_to_test_is_refused(config, root):
+    for path in (root / "data/train").glob("*/*"):
+        few = root / "few" / path.parent.name
+        few.mkdir(parents=True, exist_ok=True)
+        if len(list(few.iterdir())) < 4:
+            (few / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(ImageSetError, match=r"few: no class has 5 images that are not copies"):
+        read_image_sets(config, str(root / "few"))
+
+
 LITTER = (".ipynb_checkpoints", "__MACOSX", "@eaDir", "#recycle")
 
 

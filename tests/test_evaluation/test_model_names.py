@@ -459,3 +459,9 @@ def test_random_weights_are_of_the_same_network_and_the_same_each_time(tmp_path,
     layers = [one.backbone(images).pooled() for one in (loaded, first)]
     assert layers[0].shape == layers[1].shape
     assert not torch.allclose(*layers)
+
+
+def test_a_mean_of_values_up_to_255_is_refused(tmp_path):
+    save_timm(tmp_path)
+    with pytest.raises(UserError, match=r"--mean 123.675: it is of values between 0 and 1: divide it by 255"):
+        find_model(f"timm:local-dir:{tmp_path}", mean=(123.675, 116.28, 103.53))

@@ -39,8 +39,11 @@ def alpha_req(features: Float[Tensor, "row dim"]) -> float:
     """alpha-ReQ (Agrawal et al., 2022): the exponent of the power law of the covariance's eigenvalues.
 
     A line is fitted to their logarithms over that of their rank, each weighted by 1 / rank, from rank 12 to
-    100; of fewer than 20 dimensions from rank 1. NaN if fewer than two eigenvalues are left.
+    100; of fewer than 20 dimensions from rank 1. NaN if fewer than two eigenvalues are left, or one is not
+    finite.
     """
+    if len(features) < 2 or not features.isfinite().all():
+        return float("nan")
     values = torch.linalg.eigvalsh(features.double().T.cov()).flip(0)
     ranks = torch.arange(1, 1 + len(values), dtype=torch.float64, device=values.device)
     kept = values > 1e-12 * values[0]
@@ -73,9 +76,12 @@ def alignment(first: Float[Tensor, "row dim"], second: Float[Tensor, "row dim"])
 def lidar(views: Float[Tensor, "row view dim"]) -> float:
     """LiDAR (Thilak et al., 2024): effective rank of the covariance between images, whitened by that within.
 
-    It takes the eigenvalues of `S_w^-1/2 S_b S_w^-1/2`, with delta = 1e-4 on the diagonal of `S_w`.
+    It takes the eigenvalues of `S_w^-1/2 S_b S_w^-1/2`, with delta = 1e-4 on the diagonal of `S_w`. NaN if a
+    feature is not finite.
     """
     views = views.double()
+    if not views.isfinite().all():
+        return float("nan")
     means = views.mean(1)
     inner = (views - means[:, None]).flatten(0, 1)
     outer = means - means.mean(0)

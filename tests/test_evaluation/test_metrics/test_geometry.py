@@ -35,6 +35,10 @@ def test_alpha_req_fits_ranks_12_to_100_with_falling_weights():
     expected = -torch.linalg.solve(x.T @ (weights * x), x.T @ (weights[:, 0] * inside[0]))[0].item()
     assert alpha_req(with_spectrum(values)) == pytest.approx(expected, abs=1e-6)
     assert math.isnan(alpha_req(torch.randn(9, 1) @ torch.ones(1, 4)))  # one direction
+    assert math.isnan(alpha_req(torch.randn(1, 4)))  # one image
+    missing = torch.full((9, 4), float("nan"))
+    assert math.isnan(alpha_req(missing))
+    assert math.isnan(lidar(missing[:, None]))
 
 
 def test_uniformity_of_pairs_of_known_distance():

@@ -48,6 +48,7 @@ PATCH_EMBEDDINGS = (
     "embeddings.patch_embeddings.projection.weight",
 )
 NOT_TIMM = ("embeddings.mask_token", "pooler.")  # of Hugging Face's files
+LAYER_NUMBER = re.compile(r"backbone\.layers\.(\d+)\.")
 # The linear layers and norms of a layer; each has a weight and may have a bias.
 LAYER = ("ln1", "attn.qkv", "attn.proj", "ln2", "ffn.layers.0.0", "ffn.layers.1")
 
@@ -270,7 +271,8 @@ def complete(state_dict: Mapping[str, Tensor]) -> StateDict:
         ValueError: another weight is missing.
     """
     weights = dict(state_dict)
-    layers = _layers_of(weights)
+    numbers = [int(found[1]) for found in map(LAYER_NUMBER.match, weights) if found]
+    layers = [f"backbone.layers.{number}." for number in range(1 + max(numbers, default=-1))]
     modules = ["backbone.patch_embed.projection"]
     for layer in layers:
         modules += [layer + name for name in LAYER]
@@ -292,17 +294,6 @@ def complete(state_dict: Mapping[str, Tensor]) -> StateDict:
             # A tensor for each: files of weights refuse shared memory.
             weights.setdefault(layer + scale, weights[f"{layer}attn.proj.weight"].new_ones(width))
     return weights
-
-
-def _layers_of(weights: StateDict) -> list[str]:
-    """The prefixes of the layers' names, up to the last layer that has a weight."""
-    numbers = []
-    for name in weights:
-        found = re.match(r"backbone\.layers\.(\d+)\.", name)
-        if found:
-            numbers.append(int(found[1]))
-    depth = 1 + max(numbers, default=-1)
-    return [f"backbone.layers.{number}." for number in range(depth)]
 
 
 def sizes_of(weights: Mapping[str, Tensor]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from mapet_mm.interop.convert import FROM_MM, StateDict, network, timm_to_hf
 from mapet_mm.interop.description import ENTRY, ContinuedViT, Description, read_description
 from mapet_mm.interop.model_card import write_model_card
 from mapet_mm.interop.names import MASK_TOKEN, TIMM_NETWORK
-from mapet_mm.interop.networks import hf_config, timm_call, timm_config
+from mapet_mm.interop.networks import hf_config, timm_config
 from mapet_mm.interop.onnx_export import SHAPES, write_onnx
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.commands import loading_call
@@ -96,9 +96,12 @@ def _of_own(
     words = str(description)
     if target == "timm":
         # Also for a file: it refuses networks that timm does not have.
-        files["config.json"] = timm_config(weights, description)
+        config = timm_config(weights, description)
+        files["config.json"] = config
         if not to_folder:
-            words = f"{timm_call(files['config.json'])}\n{words}"
+            arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+            listed = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+            words = f"timm.models.VisionTransformer({listed})\n{words}"
     elif target == "hf" and to_folder:
         files["config.json"] = hf_config(weights, description)
         files["preprocessor_config.json"] = description.in_hugging_face()

@@ -64,13 +64,6 @@ def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict
     }
 
 
-def timm_call(config: Mapping[str, Any]) -> str:
-    """The Python expression that makes the network of a config of timm's."""
-    arguments = {**config["model_args"], "num_classes": config["num_classes"]}
-    listed = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return f"timm.models.VisionTransformer({listed})"
-
-
 def _global_pool(weights: Mapping[str, Tensor], description: Description) -> str:
     """timm's name for the feature that the classifier reads; the mean of the patches without a classifier."""
     if not num_classes_of(weights):

@@ -83,8 +83,8 @@ class Picture:
 
     @property
     def depth(self) -> str:
-        """'16 bits', or 'float32'."""
-        return str(self.dtype) if self.dtype.kind == "f" else f"{8 * self.dtype.itemsize} bits"
+        """'16 bits', or 'float32', 'int8'."""
+        return f"{8 * self.dtype.itemsize} bits" if self.dtype.kind == "u" else str(self.dtype)
 
 
 class Pixels(NamedTuple):
@@ -297,7 +297,8 @@ def _look_at_tiff(file: BinaryIO) -> Picture:
         size = first.imagewidth, first.imagelength
         if _orientation_of(first) in LYING:
             size = first.imagelength, first.imagewidth
-        picture = Picture("TIFF", first.dtype, first.samplesperpixel, len(pages), size)
+        num_bands = 3 if first.colormap is not None else first.samplesperpixel
+        picture = Picture("TIFF", first.dtype, num_bands, len(pages), size)
         is_photograph = not picture.is_deep and len(pages) == 1 and _has_colours(first)
         return Picture() if is_photograph else picture
 
@@ -333,6 +334,8 @@ def _values_of(page: TiffPage) -> Shaped[np.ndarray, "height width band"]:
         if "imagecodecs" in str(error):
             raise ImportError(f"this TIFF is compressed: {error}", name="imagecodecs") from error
         raise
+    if page.colormap is not None:  # of 16 bits for each colour of a palette
+        return np.moveaxis(page.colormap[:, values] >> 8, 0, 2).astype(np.uint8)
     if page.axes == "SYX":
         return np.moveaxis(values, 0, 2)
     if page.axes not in ("YX", "YXS"):

@@ -273,3 +273,18 @@ def test_those_that_are_looked_at_are_spread_over_all():
     chosen = spread(1_000_000)
     assert len(chosen) == 200
     assert (chosen[0], chosen[-1]) == (0, 999_999)
+
+
+def test_pages_with_a_palette_come_in_its_colours(tmp_path):
+    pytest.importorskip("tifffile")
+    pages = [Image.fromarray(values).quantize(16) for values in (COLOURS, COLOURS[::-1])]
+    path = tmp_path / "pages.tif"
+    pages[0].save(path, save_all=True, append_images=pages[1:])
+    assert losses(path) == "2 pages, of which one is taken (--page N, from 0)"
+    for number, page in enumerate(pages):
+        assert np.array_equal(loaded(path, page=number), np.asarray(page.convert("RGB"))[:, :, ::-1])
+
+
+def test_signed_values_are_named(tmp_path):
+    path = tiff(tmp_path / "signed.tif", (COLOURS[:, :, 0].astype(int) - 128).astype(np.int8))
+    assert losses(path).startswith("values of int8, where a photograph has 8 bits (")

@@ -62,7 +62,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             if not param.requires_grad:
                 continue
             name = plain_name(path)
-            depth, num_depths = depths.of(name) if depths is not None else (0, 1)
+            depth = 0
+            num_depths = 1
+            if depths is not None:
+                depth, num_depths = depths.of(name)
             custom = self._custom(name)
             lr = self.base_lr * self.rate ** (num_depths - 1 - depth) * custom.get("lr_mult", 1.0)
             is_decayed = param.ndim != 1 and name.rpartition(".")[2] not in UNDECAYED
@@ -80,8 +83,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def _custom(self, name: str) -> dict[str, float]:
         """The options of the longest custom key in a parameter's name."""
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
-        fitting = [key for key in sorted(custom_keys) if key in name]
-        return custom_keys[max(fitting, key=len)] if fitting else {}
+        longest = max((key for key in sorted(custom_keys) if key in name), key=len, default=None)
+        return custom_keys.get(longest, {})
 
 
 class Depths:

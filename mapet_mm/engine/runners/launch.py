@@ -1,10 +1,9 @@
 """Configs of `mapet-mm train` and `mapet-mm test` before the run, and their report after it."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import Timeout
@@ -20,12 +19,12 @@ from mapet_mm.engine.runners.resume import (
     recorded_digests,
     require_checkpoint,
 )
-from mapet_mm.engine.runners.schedule import check_checkpoints, check_schedule
+from mapet_mm.engine.runners.schedule import check_checkpoints, check_schedule, is_of_type, lists_hook
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
 from mapet_mm.utils.commands import next_line
-from mapet_mm.utils.config import class_of, nodes, require_entries, type_name
+from mapet_mm.utils.config import class_of, nodes, require_entries
 from mapet_mm.utils.dist import is_first_process, local_rank, print_to_user
 from mapet_mm.utils.errors import LaunchError
 from mapet_mm.utils.gpus import require_usable_gpu
@@ -157,7 +156,7 @@ def _compile_by_hook(cfg: Config) -> None:
         return
     # In place of what a recipe decides.
     hooks = cfg.get("default_hooks") or {}
-    others = {name: hook for name, hook in hooks.items() if not _is_of_type(hook, "CompileHook")}
+    others = {name: hook for name, hook in hooks.items() if not is_of_type(hook, "CompileHook")}
     cfg.default_hooks = ConfigDict(others)
     if options:
         hook = dict(type="mapet_mm.CompileHook")
@@ -171,19 +170,14 @@ def needs_token_check(cfg: Config) -> bool:
 
     A config that replaces the `custom_hooks` of a recipe drops the recipe's check with them.
     """
-    listed_hooks = [*(cfg.get("default_hooks") or {}).values(), *(cfg.get("custom_hooks") or ())]
-    if any(_is_of_type(hook, "TokenStoreCheckHook") for hook in listed_hooks):
+    if lists_hook(cfg, "TokenStoreCheckHook"):
         return False
     parts = nodes([cfg.train_dataloader, cfg.get("val_dataloader")])
-    if any(_is_of_type(node, kind) for _, node in parts for kind in ("LoadTokenGrid", "StoredImages")):
+    if any(is_of_type(node, kind) for _, node in parts for kind in ("LoadTokenGrid", "StoredImages")):
         return True
     generator = cfg.model.get("target_generator")
     kind = class_of(generator["type"], MODELS) if generator else None
     return isinstance(kind, type) and issubclass(kind, Tokenizer)
-
-
-def _is_of_type(node: Any, name: str) -> bool:
-    return isinstance(node, Mapping) and "type" in node and type_name(node["type"]) == name
 
 
 def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, trust: bool) -> None:

@@ -1,6 +1,6 @@
 """Schedules that are longer than their training, and checkpoints that are counted in another unit."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mmengine.config import Config
@@ -45,14 +45,24 @@ def check_checkpoints(cfg: Config) -> None:
     hook = hooks.get("checkpoint", {})  # MMEngine's own, if a config lists none
     if unit == "epochs" or length is None or hook is None or not hook.get("by_epoch", True):
         return
-    listed = [one for one in (*hooks.values(), *(cfg.get("custom_hooks") or ())) if one]
-    if any(type_name(one["type"]) == "InterruptionHook" for one in listed if "type" in one):
+    if lists_hook(cfg, "InterruptionHook"):
         return
     print_to_user(
         f"warning: CheckpointHook counts epochs, this training {length} iterations, so no checkpoint is "
         "written before its end: --cfg-options default_hooks.checkpoint.type=CheckpointHook "
         f"default_hooks.checkpoint.by_epoch=False default_hooks.checkpoint.interval={max(1, length // 10)}"
     )
+
+
+def lists_hook(cfg: Config, name: str) -> bool:
+    """True if a config lists a hook of this type."""
+    hooks = [*(cfg.get("default_hooks") or {}).values(), *(cfg.get("custom_hooks") or ())]
+    return any(is_of_type(hook, name) for hook in hooks)
+
+
+def is_of_type(node: Any, name: str) -> bool:
+    """True for an entry of a config whose type has this name, with or without a scope."""
+    return isinstance(node, Mapping) and "type" in node and type_name(node["type"]) == name
 
 
 def shortened_positions(schedulers: Iterable[dict], old_length: int, length: int) -> dict[int, int]:

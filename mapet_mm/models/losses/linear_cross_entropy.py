@@ -91,7 +91,9 @@ def _by_blocks(
     rows = block_rows(latents, len(weight))
     latent_blocks = latents.split(rows)
     target_blocks = targets[:, None].split(rows)
-    masks = [None] * len(latent_blocks) if counted is None else counted[:, None].split(rows)
+    masks = [None] * len(latent_blocks)
+    if counted is not None:
+        masks = counted[:, None].split(rows)
     totals: list[Tensor] = []
     grad_latents = []
     for block, target, mask in zip(latent_blocks, target_blocks, masks, strict=True):

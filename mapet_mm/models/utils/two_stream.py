@@ -95,26 +95,17 @@ def project_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of the rows from `first_row` on, keys and values of C, M and T only; `(B, H, R, d)` each.
 
-    A plain linear layer `qkv` computes only the rows that are needed; others, such as LoRA's, are called as
-    they are.
+    A plain linear layer `qkv` computes only the rows that are needed, by two products; others, such as
+    LoRA's, are called as they are.
     """
-    if is_plain_linear(qkv):
-        return project_heads_of_rows(normed, qkv.weight, qkv.bias, num_heads, layout, first_row)
-    return project_heads_of_all(qkv(normed), num_heads, layout, first_row)
-
-
-def project_heads_of_rows(
-    normed: Float[Tensor, "batch layout dim"],
-    weight: Float[Tensor, "three_dims dim"],
-    bias: Float[Tensor, " three_dims"] | None,
-    num_heads: int,
-    layout: Layout,
-    first_row: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values by two products, each for the rows that need it."""
+    if not is_plain_linear(qkv):
+        return project_heads_of_all(qkv(normed), num_heads, layout, first_row)
+    weight = qkv.weight  # looked up once: low-rank adapters add it up each time
     dim = len(weight) // 3
     query_weight, pair_weight = weight.split([dim, 2 * dim])
-    query_bias, pair_bias = (None, None) if bias is None else bias.split([dim, 2 * dim])
+    query_bias = pair_bias = None
+    if qkv.bias is not None:
+        query_bias, pair_bias = qkv.bias.split([dim, 2 * dim])
 
     normed = normed.to(product_dtype(normed))  # once, not for each product
     query_rows = normed[:, first_row:]

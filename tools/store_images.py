@@ -33,6 +33,11 @@ def parse_args() -> argparse.Namespace:
         metavar="IMAGES",
         help="write nothing: check the files, and the squares of this many random images (default 256)",
     )
+    parser.add_argument(
+        "--retry-skipped",
+        action="store_true",
+        help="of a method without tokens: try the images again that were left out",
+    )
     add_config_options(parser)
     return parser.parse_args()
 
@@ -52,7 +57,7 @@ def main() -> None:
         squares, verification = verify_images(loader, args.verify)
         print(f"{squares.folder}: all files are whole, {verification}")
         return
-    squares, num_decoded = store_images(loader)
+    squares, num_decoded = store_images(loader, args.retry_skipped)
     if is_first_process():
         total = int(squares.has_square().sum())
         done = "wrote" if num_decoded else "kept"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from mapet_mm.cli.options import PretrainOptions
@@ -57,18 +58,22 @@ class Teacher:
 
 @dataclass
 class Choices:
-    """Decisions for the two configs, and the lines that tell the user about them."""
+    """Decisions for the configs, and the lines that tell the user about them.
+
+    A method without tokens has neither `tokens` nor a vocabulary nor a teacher.
+    """
 
     arch: str | None  # of the recipe; None for the network of a start
     start: Start | None
-    tokens: Tokens
-    vocabulary: Vocabulary
+    tokens: Tokens | None
+    vocabulary: Vocabulary | None
     stores_squares: bool
     labels: Labels
     words: list[str]
     look: Look
-    teacher: Teacher
+    teacher: Teacher | None
     side: int  # in pixels, of the images that the ViT is trained on
+    stored_side: int  # of the squares that are stored, of which crops may be trained on
     grid: int  # patches per side
 
 
@@ -83,8 +88,12 @@ def choose(args: PretrainOptions) -> Choices:
     count = len(names)
     labels = labels_of(names, args.labels, args.class_level, args.groups)
     looked = look(files_of(args.images, names), Reading(args.value_range, args.bands, args.page))
-    teacher = find_teacher(args, names, looked)
-    words += [*looked.words, *teacher.words]
+    words += looked.words
+    method = args.about_method
+    teacher = None
+    if method.has_tokens:
+        teacher = find_teacher(args, names, looked)
+        words += teacher.words
 
     start = None
     if args.init:
@@ -100,19 +109,41 @@ def choose(args: PretrainOptions) -> Choices:
             )
     if args.tiles is None:
         words += size_words(looked.sizes, side)
-    tokens = choose_tokens(args.tokenizer, start, grid)
-    fit = vocabulary(count, grid, args.epochs)
-    words.append(
-        f"tokens: {tokens.words}; {fit.k} centroids, from {fit.positions} of {grid**2} positions per image, "
-        f"k-means: {fit.nredo} starts of {fit.niter} iterations"
-    )
+    tokens = fit = None
+    if method.has_tokens:
+        tokens = choose_tokens(args.tokenizer, start, grid)
+        fit = vocabulary(count, grid, args.epochs)
+        words.append(
+            f"tokens: {tokens.words}; {fit.k} centroids, from {fit.positions} of {grid**2} positions per "
+            f"image, k-means: {fit.nredo} starts of {fit.niter} iterations"
+        )
     model = f"ViT-{arch}" if arch else start.network["model_name"]
     words.append(f"model: {model}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
-    if args.method == "visible-mim":
-        words.append("method: VisibleMIM, an extension: the ViT sees half of an image, a predictor the rest")
-    stores_squares, squares = choose_squares(args, count, count * looked.num_bands * side**2)
+    if method.start_words:
+        words.append(method.start_words)
+    stored_side = side if method.has_tokens else side_for_crops(side, looked.sizes, args.tiles)
+    needed = count * looked.num_bands * stored_side**2
+    stores_squares, squares = choose_squares(args, count, needed)
     words.append(squares)
-    return Choices(arch, start, tokens, fit, stores_squares, labels, words, looked, teacher, side, grid)
+    return Choices(
+        arch, start, tokens, fit, stores_squares, labels, words, looked, teacher, side, stored_side, grid
+    )
+
+
+def side_for_crops(side: int, sizes: Sequence[tuple[int, int]], tiles: tuple[int, int] | None) -> int:
+    """Side of the squares of which crops are drawn, in pixels.
+
+    The crop of median area, 60 % of the square, then has the pixels of a network's image, if the pictures or
+    tiles have as many.
+
+    Args:
+        side: of the network's images.
+        sizes: width and height of the pictures.
+        tiles: side and overlap of tiles, if the pictures are divided.
+    """
+    wanted = round(side * 9 / 7)
+    own = tiles[0] if tiles else np.median([min(size) for size in sizes or [(wanted, wanted)]])
+    return int(min(max(own, side), wanted))
 
 
 def files_of(folder: Path, names: Sequence[str]) -> list[str]:
@@ -188,7 +219,8 @@ def choose_squares(args: PretrainOptions, num_images: int, needed: int) -> tuple
     """Whether to decode each image once and store its square in RUN, and a line that says why.
 
     It pays from the second epoch on. Half of the free disk stays for checkpoints and other users. Tiles are
-    always stored: in random order, each would cost the decoding of its file.
+    always stored: in random order, each would cost the decoding of its file. So are squares of which crops
+    are drawn: that finds the images that cannot be decoded, for which there is no tokenizer.
 
     Args:
         args: of the command.
@@ -196,13 +228,17 @@ def choose_squares(args: PretrainOptions, num_images: int, needed: int) -> tuple
         needed: bytes of their squares.
 
     Raises:
-        UserError: there is no room for tiles.
+        UserError: there is no room for what is always stored.
     """
     size = f"{needed / GIGABYTE:.3g} GB"
     if args.tiles:
         remedy = "take larger tiles or less overlap, or another --out"
         require_room(args.out, needed, f"{num_images} tiles", remedy)
         return True, f"squares: each file is decoded once and its tiles stored, in {size}"
+    if not args.about_method.has_tokens:
+        remedy = "take a smaller --image-size, or another --out"
+        require_room(args.out, needed, f"{num_images} squares", remedy)
+        return True, f"squares: each image is decoded once and stored, in {size}; epochs crop parts of them"
     if args.epochs == 1:
         return False, "squares: not stored, because one epoch decodes each image once"
     free = free_bytes(args.out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
@@ -34,6 +34,7 @@ from mapet_mm.utils.run_folder import (
     IMAGES,
     INIT,
     PRETRAINING,
+    STORED,
     TESTED,
     TOKENIZER,
     TOKENS,
@@ -43,7 +44,6 @@ from mapet_mm.utils.run_folder import (
 )
 
 PAPERS_RATE = 1.5e-3
-PAPERS_BATCH = 2048
 # For a training that continues from --init: the highest rate, for 64 images a step, and the share of it that
 # each layer has of the next one's. research/results/continuing.md has the trials: about the rate at which the
 # start was pre-trained, and layer decay, which keeps more of it.
@@ -61,9 +61,10 @@ def write_configs(args: PretrainOptions, choices: Choices) -> None:
     print(write_lists(args, choices.labels), flush=True)
     if args.change == "knn":
         print(set_aside(args, choices.labels.groups), flush=True)
-    for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
-        if not (args.run / name).exists():
-            write_config(args.run / name, make(args, choices))
+    if choices.tokens and not (args.run / TOKENIZER).exists():
+        write_config(args.run / TOKENIZER, tokenizer_config(args, choices))
+    if not (args.run / PRETRAINING).exists():
+        write_config(args.run / PRETRAINING, pretraining_config(args, choices))
 
 
 def process_count(args: PretrainOptions) -> int:
@@ -123,21 +124,14 @@ def tokenizer_config(args: PretrainOptions, choices: Choices) -> Config:
 
 def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     """Images and tokens -> pre-trained ViT: the package's recipe for this size with these images."""
-    arch = choices.arch or "small"
-    folder = PACKAGE / "configs" / args.method.replace("-", "_")
-    (recipe,) = folder.glob(f"{args.method}_vit-{arch}-p16_kclip_*_in1k.py")
+    (recipe,) = (PACKAGE / "configs").glob(args.about_method.recipe.format(choices.arch or "small"))
     cfg = Config.fromfile(recipe)
     load_square = take_network(cfg, args, choices)
     if args.train != "all":
         cfg.model.train_backbone = args.train
-    jitter = [cfg.color_jitter]
     if choices.look.num_bands != 3:
-        take_bands(cfg, load_square, args, choices)  # which jitters on the device
-        jitter = []
-    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=TOKENS)
-    if args.teacher_images:  # the store has its names from there
-        load_tokens["data_root"] = str(args.images.absolute())
-    pipeline = [*load_square, *jitter, load_tokens, cfg.pack]
+        take_bands(cfg, load_square, args, choices)
+    pipeline = [*load_square, *after_square(cfg, args, choices)]
     cfg.train_dataloader.dataset = images_config(args.images, pipeline)
     set_schedule(cfg, args, choices)
 
@@ -148,26 +142,51 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     # The recipe's k-NN is of ImageNet's images.
     checks = [hook for hook in cfg.custom_hooks if type_name(hook.type) != "KNNProbeHook"]
     cfg.custom_hooks = [*checks, dict(type="mapet_mm.ProgressHook")]
-    kept = {*signature(Runner).parameters, "custom_hooks", EXPORTS}
+    kept = {*signature(Runner).parameters, "custom_hooks", "max_skipped", EXPORTS}
     pretraining = Config({name: value for name, value in cfg.items() if name in kept})
     if args.run.held_out:
-        leave_out(pretraining, args.run)
+        leave_out(pretraining, args.run, load_square)
     if choices.stores_squares:
-        train_on_squares(pretraining, load_square, choices, args.run)
+        square = square_steps(cfg, args, choices, choices.stored_side)
+        train_on_squares(pretraining, square, choices, args.run)
     return pretraining
 
 
 def take_network(cfg: Config, args: PretrainOptions, choices: Choices) -> list[dict[str, Any]]:
     """Give a recipe the network that was chosen; returns the steps that make a square of an image."""
-    load_square = [dict(step) for step in cfg.load_square]
-    load_square[1]["scale"] = choices.side
     if choices.start and choices.start.network:
         take_start(cfg, choices.start)
-        load_square = choices.start.images.pipeline[:-1]
     elif (choices.side, choices.grid) != (SIDE, GRID):
         take_size(cfg, choices)
-    load_square = picture_pipeline(load_square, choices.look.load, choices.look.num_bands)
-    return of_tiles(load_square, args.tiles)
+    if choices.tokens:
+        init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
+        cfg.model.backbone.init_cfg = init
+        cfg.model.head.vocab_size = choices.vocabulary.k
+        cfg.model.target_generator.vocab_size = choices.vocabulary.k
+    return square_steps(cfg, args, choices, choices.side)
+
+
+def square_steps(cfg: Config, args: PretrainOptions, choices: Choices, side: int) -> list[dict[str, Any]]:
+    """The steps that read an image and make a square of so many pixels; a start has its own."""
+    steps = [dict(step) for step in cfg.load_square]
+    steps[1]["scale"] = side
+    if choices.start and choices.start.network:
+        steps = choices.start.images.pipeline[:-1]
+    return of_tiles(picture_pipeline(steps, choices.look.load, choices.look.num_bands), args.tiles)
+
+
+def after_square(cfg: Config, args: PretrainOptions, choices: Choices) -> list[dict[str, Any]]:
+    """The steps of a training's pipeline that follow the square."""
+    if not choices.tokens:
+        crop = [dict(step) for step in cfg.crop]
+        crop[0]["scale"] = choices.side
+        return picture_pipeline(crop, {}, choices.look.num_bands)
+    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=TOKENS)
+    if args.teacher_images:  # the store has its names from there
+        load_tokens["data_root"] = str(args.images.absolute())
+    # Other bands than three are jittered on the device: see `take_bands`.
+    jitter = [cfg.color_jitter] if choices.look.num_bands == 3 else []
+    return [*jitter, load_tokens, cfg.pack]
 
 
 def take_start(cfg: Config, start: Start) -> None:
@@ -192,6 +211,10 @@ def take_size(cfg: Config, choices: Choices) -> None:
     backbone = cfg.model.backbone
     backbone.img_size = choices.side
     backbone.patch_size = choices.side // choices.grid
+    if not choices.tokens:  # MAE's decoder and head have to know, too
+        cfg.model.neck.update(num_patches=choices.grid**2, patch_size=backbone.patch_size)
+        cfg.model.head.patch_size = backbone.patch_size
+        return
     num_context = context_patches(choices.grid, cfg.model.head.embed_dims)
     if "neck" in cfg.model:  # VisibleMIM's, half of the patches
         num_context = choices.grid**2 // 2
@@ -202,9 +225,16 @@ def take_bands(cfg: Config, load_square: list, args: PretrainOptions, choices: C
     """Give a recipe a network of the images' bands, normalised by what is measured, and their jitter."""
     paths = [str(args.images / name) for name in choices.labels.names]
     mean, std = measured_statistics(load_square, paths)
+    num_bands = choices.look.num_bands
+    cfg.data_preprocessor.update(mean=mean, std=std, to_rgb=False)
+    if not choices.tokens:
+        cfg.model.backbone.patch_cfg = dict(in_channels=num_bands)
+        cfg.model.neck.in_chans = num_bands
+        cfg.model.head.in_channels = num_bands
+        return
     jitter = {name: cfg.color_jitter[name] for name in ("brightness", "contrast")}
-    cfg.data_preprocessor.update(mean=mean, std=std, to_rgb=False, color_jitter=jitter)
-    cfg.model.backbone.in_channels = choices.look.num_bands
+    cfg.data_preprocessor.color_jitter = jitter
+    cfg.model.backbone.in_channels = num_bands
     if choices.start and choices.start.vit:
         shares = [[value / 255 for value in values] for values in (mean, std)]
         cfg[EXPORTS] = asdict(choices.start.vit.with_bands(*shares))
@@ -219,9 +249,10 @@ def set_schedule(cfg: Config, args: PretrainOptions, choices: Choices) -> None:
         decay = CONTINUING_DECAY
         share = 10  # of the epochs warms up: head and mask token are new, and their gradients reach the rest
     else:
-        rate = PAPERS_RATE * math.sqrt(total / PAPERS_BATCH)
+        papers_rate = cfg.optim_wrapper.optimizer.lr
+        rate = papers_rate * math.sqrt(total / cfg.auto_scale_lr.base_batch_size)
         decay = 1.0
-        share = 30  # as the paper's ten of 300
+        share = args.about_method.warm_up
     if args.lr is not None:
         rate = args.lr
     if args.layer_decay is not None:
@@ -236,13 +267,11 @@ def set_schedule(cfg: Config, args: PretrainOptions, choices: Choices) -> None:
     cooling = dict(
         type="CosineAnnealingLR", eta_min_ratio=1e-5 / PAPERS_RATE, begin=warm_up, end=args.epochs, **unit
     )
-    init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
+    if not choices.tokens:  # with tokens, the tokenizer's config has it
+        cfg.max_skipped = MAX_SKIPPED
     cfg.merge_from_dict(
         {
             "work_dir": "training",
-            "model.backbone.init_cfg": init,
-            "model.head.vocab_size": choices.vocabulary.k,
-            "model.target_generator.vocab_size": choices.vocabulary.k,
             "train_dataloader.batch_size": args.batch_size,
             "train_dataloader.num_workers": args.workers,
             "train_dataloader.drop_last": False,  # a folder may have fewer images than a batch
@@ -259,27 +288,33 @@ def set_schedule(cfg: Config, args: PretrainOptions, choices: Choices) -> None:
     )
 
 
-def leave_out(cfg: Config, run: Run) -> None:
-    """Let a config train without the held-out images and validate on them, and name the verdict's images."""
+def leave_out(cfg: Config, run: Run, square: Sequence[Mapping[str, Any]]) -> None:
+    """Let a config train without the held-out images and validate on them, and name the verdict's images.
+
+    Args:
+        cfg: of the pre-training. One without tokens gets no validation.
+        run: has the lists of images.
+        square: the steps by which an image is read for the verdict.
+    """
     loader = cfg.train_dataloader
     dataset = loader.dataset.to_dict()
-    steps = [step for step in dataset["pipeline"] if type_name(step["type"]) != "ColorJitter"]
-    plain = [step for step in steps[:-1] if type_name(step["type"]) != "LoadTokenGrid"]
-    plain.append(dict(type="PackInputs"))
     loader.dataset.ann_file = TRAINED
     options = {key: loader[key] for key in ("batch_size", "num_workers", "persistent_workers")}
 
     # Validate: token accuracy.
     interval = max(1, cfg.train_cfg.max_epochs // PROBES)
-    cfg.train_cfg.val_interval = interval
-    cfg.val_cfg = dict()
-    cfg.val_evaluator = dict(type="mapet_mm.TokenAccuracy")
-    ordered = dict(type="DefaultSampler", shuffle=False)
-    held_out = dict(dataset, ann_file=HELD_OUT, pipeline=steps)
-    cfg.val_dataloader = dict(options, sampler=ordered, dataset=held_out)
+    steps = [step for step in dataset["pipeline"] if type_name(step["type"]) != "ColorJitter"]
+    if any(type_name(step["type"]) == "LoadTokenGrid" for step in steps):
+        cfg.train_cfg.val_interval = interval
+        cfg.val_cfg = dict()
+        cfg.val_evaluator = dict(type="mapet_mm.TokenAccuracy")
+        ordered = dict(type="DefaultSampler", shuffle=False)
+        held_out = dict(dataset, ann_file=HELD_OUT, pipeline=steps)
+        cfg.val_dataloader = dict(options, sampler=ordered, dataset=held_out)
 
     # The images of the verdict, and k-NN on some of them during the training.
-    sets = image_sets(dict(options, dataset=dict(dataset, pipeline=plain)), run, (VOTING, TESTED), GROUPS)
+    read = dict(dataset, pipeline=[*square, dict(type="PackInputs")])
+    sets = image_sets(dict(options, dataset=read), run, (VOTING, TESTED), GROUPS)
     cfg[SECTION] = sets
     num_voting = len(read_lines(run / VOTING))
     if num_voting:
@@ -292,16 +327,21 @@ def leave_out(cfg: Config, run: Run) -> None:
         cfg.custom_hooks = [*cfg.custom_hooks, probe]
 
 
-def train_on_squares(pretraining: Config, load_square: list, choices: Choices, run: Run) -> None:
+def train_on_squares(pretraining: Config, square: list, choices: Choices, run: Run) -> None:
     """Read stored squares. A GPU jitters their colours; without one the loader does, as it would images'."""
     loader = pretraining.train_dataloader
-    following = loader.dataset.pipeline[len(load_square) :]
-    root = next(step for step in following if "store" in step).get("data_root")
-    loader.dataset = dict(type="mapet_mm.StoredImages", store=TOKENS, square=load_square, size=choices.side)
-    if root:
-        loader.dataset.data_root = root
+    folder = loader.dataset.data_prefix
+    following = loader.dataset.pipeline[len(square) :]
+    loader.dataset = dict(type="mapet_mm.StoredImages", square=square, size=choices.stored_side)
     if run.held_out:
         loader.dataset.left_out = HELD_OUT
+    if not choices.tokens:
+        loader.dataset.update(store=STORED, names=IMAGES, data_root=folder, pipeline=following)
+        return
+    loader.dataset.store = TOKENS
+    root = next(step for step in following if "store" in step).get("data_root")
+    if root:
+        loader.dataset.data_root = root
     jitter = [step for step in following if type_name(step["type"]) == "ColorJitter"]
     if torch.cuda.is_available():
         loader.collate_fn = dict(type="mapet_mm.whole_batch")

@@ -102,8 +102,8 @@ def _require_all(args: PretrainOptions, names: Sequence[str]) -> None:
         return
     listed = read_lines(args.run / IMAGES)
     missing = set(listed).difference(names)
-    if missing and args.run.tokens.exists():
-        missing.difference_update(TokenStore.open(args.run.tokens).skipped)
+    if missing and args.run.store.exists():
+        missing.difference_update(TokenStore.open(args.run.store).skipped)
     if missing:
         raise UserError(
             f"{args.images} lacks {len(missing)} of the {len(listed)} images of run `{args.out}`, such as "
@@ -172,11 +172,12 @@ def move_images(run: Run, images: Path) -> str:
     Returns:
         A line about it; empty if it is the same folder as before.
     """
-    before = read_config(run / TOKENIZER).data_root
+    before = run.images
     if os.path.realpath(run / before) == os.path.realpath(images):
         return ""
     now = str(images.absolute())
-    for name in (PRETRAINING, TOKENIZER):  # the one that says where they were comes last
+    configs = (PRETRAINING, TOKENIZER) if run.has_tokens else (PRETRAINING,)
+    for name in configs:  # the one that says where they were comes last
         cfg = read_config(run / name)
         moved = {key: now for key, value in nodes(cfg.to_dict()) if value == before}
         cfg.merge_from_dict(moved)
@@ -230,7 +231,8 @@ def lengthen(run: Run, options: dict[str, Any], epochs: int) -> str:
 
 def set_max_skipped(run: Run, share: float) -> None:
     """Let this share of the images be left out, now and at later starts."""
-    cfg = read_config(run / TOKENIZER)
+    name = TOKENIZER if run.has_tokens else PRETRAINING
+    cfg = read_config(run / name)
     if cfg.max_skipped != share:
         cfg.max_skipped = share
-        write_config(run / TOKENIZER, cfg)
+        write_config(run / name, cfg)

@@ -256,11 +256,11 @@ def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:
 
 
 def drop_skipped(run: Run, voting: str = VOTING, tested: str = TESTED) -> None:
-    """Leave the images out of the verdict's lists that RUN's token store skipped: they cannot be decoded.
+    """Leave the images out of the verdict's lists that RUN's store skipped: they cannot be decoded.
 
     Images of a class that then has none to vote are not tested.
     """
-    skipped = TokenStore.open(run.tokens).skipped
+    skipped = TokenStore.open(run.store).skipped
     kept = {}
     for file in (voting, tested):
         kept[file] = [

@@ -1,7 +1,7 @@
 """The options of `mapet-mm pretrain` and of `mapet_mm.pretrain`."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +32,7 @@ from mapet_mm.cli.data_options import (
     labels_words,
     range_of,
 )
+from mapet_mm.cli.methods import METHODS, Method
 from mapet_mm.utils.identity import canonical, digest_of_file
 from mapet_mm.utils.run_folder import Run
 
@@ -61,10 +62,12 @@ class PretrainOptions(Options):
     method: Annotated[
         str,
         Option(
-            one_of("mapet", "visible-mim"),
+            one_of(*METHODS),
             "visible-mim is an extension: the ViT sees half of the patches, a small predictor the rest, and "
             "a step has a third of the arithmetic; in small trials its frozen features were better than "
-            "MaPeT's, and on another domain worse than MIM's",
+            "MaPeT's, and on another domain worse than MIM's; mae is MMPretrain's: it predicts pixels, from "
+            "random weights, and has no tokens; in small trials it was better than both where no CLIP "
+            "weights fit the images",
         ),
     ] = "mapet"
     init: Annotated[
@@ -177,7 +180,8 @@ class PretrainOptions(Options):
         Option(
             number("above 0", lambda rate: rate > 0),
             "highest learning rate",
-            "for 64 images a step 3e-4 with --init, else 2.65e-4, and with the square root of their number",
+            "for 64 images a step 3e-4 with --init or MAE, else 2.65e-4, and with the square root of their "
+            "number",
             "RATE",
             recorded="always",
         ),
@@ -233,6 +237,7 @@ class PretrainOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require_options_of_method()
         if self.tokenizer == "init" and not self.init:
             raise OptionError("--tokenizer init needs --init START")
         for name in ("train", "change"):
@@ -251,6 +256,20 @@ class PretrainOptions(Options):
         if self.range is not None:
             range_of(self.range)
 
+    def _require_options_of_method(self) -> None:
+        """Raise OptionError for an option that means nothing to the method."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in METHODS[self.method].without:
+            if getattr(self, name) != defaults[name]:
+                flag = name.replace("_", "-")
+                reason = "starts from random weights" if name == "init" else "has no tokens"
+                raise OptionError(f"--method {self.method} {reason}: leave --{flag} out")
+
+    @property
+    def about_method(self) -> Method:
+        """What is known of the method."""
+        return METHODS[self.method]
+
     @property
     def value_range(self) -> tuple[Any, ...] | None:
         """The range as `mapet_mm.LoadPicture` takes it: one pair, or one for each band."""
@@ -264,6 +283,8 @@ class PretrainOptions(Options):
     def recorded(self) -> dict[str, Any]:
         """Those that decide what is computed, with whole paths: a RUN keeps them from its first start on."""
         kept = super().recorded()
+        for name in self.about_method.without:
+            kept.pop(name, None)
         kept["images"] = self.images.resolve()
         if self.init and not self.init.startswith(("timm:", "hf:")):
             kept["init"] = Path(self.init).resolve()

@@ -71,7 +71,9 @@ def prepare(args: PretrainOptions, options: dict[str, Any]) -> dict[str, Any]:
     from mapet_mm.cli.continuing import move_images, require_same_classes, require_same_job
     from mapet_mm.structures.names import read_lines
 
-    configs = [args.run / TOKENIZER, args.run / PRETRAINING]
+    configs = [args.run / PRETRAINING]
+    if args.about_method.has_tokens:
+        configs.insert(0, args.run / TOKENIZER)
     if not all(config.exists() for config in configs):
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
@@ -106,13 +108,14 @@ def stages(args: PretrainOptions) -> list[Stage]:
     processes = process_count(args)
     cache = ("--cache", run / "features")
     retry = ["--retry-skipped"] if args.retry_skipped else []
-    made = [
-        stage_of("codebook", processes, "fit-codebook", run / TOKENIZER),
-        stage_of("tokens", processes, "extract-tokens", run / TOKENIZER, *retry),
-    ]
+    made = []
+    if run.has_tokens:
+        made.append(stage_of("codebook", processes, "fit-codebook", run / TOKENIZER))
+        made.append(stage_of("tokens", processes, "extract-tokens", run / TOKENIZER, *retry))
+        retry = []
     if run.config.train_dataloader.dataset.type == "mapet_mm.StoredImages":
         decoding = max(1, args.workers)  # it decodes in its own process
-        made.append(stage_of("squares", decoding, "store-images", run / PRETRAINING))
+        made.append(stage_of("squares", decoding, "store-images", run / PRETRAINING, *retry))
     work_dir = ("--work-dir", run.work_dir)
     made.append(stage_of("pre-training", processes, "train", run / PRETRAINING, *work_dir))
     if (run / CHOOSING).exists():

@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from mapet_mm.cli.methods import METHODS
 from mapet_mm.datasets.pictures import spread
 from mapet_mm.dependencies import version_report
 from mapet_mm.engine.hooks.knn_probe_hook import TOP1
@@ -21,10 +22,9 @@ from mapet_mm.evaluation.verdict import RESULT, Verdict
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
-from mapet_mm.utils.config import read_config, type_name
-from mapet_mm.utils.run_folder import BEST, IMAGES, TOKENIZER, Run
+from mapet_mm.utils.run_folder import BEST, IMAGES, Run
 from mapet_mm.visualization.codebook_sheet import codebook_section
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
+from mapet_mm.visualization.curves import PIXEL_PANEL, PRETRAINING_PANELS, Panel, curves_section
 from mapet_mm.visualization.features import (
     LastAttention,
     nearest_images,
@@ -46,12 +46,7 @@ NEIGHBOURS = 5
 
 def method_words(run: Run) -> str:
     """A sentence about the method of a RUN, for its verdict; none about the paper's."""
-    if type_name(run.config.model.type) != "VisibleMIM":
-        return ""
-    return (
-        "The method is VisibleMIM, an extension: in small trials its frozen features beat MaPeT's on images "
-        "like those of its training, and on others were behind MIM's (docs/extensions.md)."
-    )
+    return METHODS[run.options.get("method", "mapet")].verdict_words
 
 
 def report_of_run(
@@ -71,14 +66,15 @@ def report_of_run(
         cache: folder of the features.
     """
     names = read_lines(run / IMAGES)
-    store = TokenStore.open(run.tokens)
-    root = read_config(run / TOKENIZER).data_root
+    store = TokenStore.open(run.store)
+    root = run.images
     shown = {name: models[name] for name in (verdict.compared_with, RESULT)}
-    usage = measure_usage(store)
+    usage = measure_usage(store) if store.has_tokens else None
     sections = [*verdict_section(verdict.as_json()), curves_of(run, usage)]
     sections += patches_sections(shown, images["val"])
     sections.append(neighbours_section(models[RESULT], images, cache))
-    sections.append(codebook_section(store, usage, root))
+    if usage:
+        sections.append(codebook_section(store, usage, root))
     return Report(
         title="Pre-training on your images",
         summary=f"{verdict.sentence} {len(names):,} images in {root}.",
@@ -92,13 +88,15 @@ def report_of_run(
     )
 
 
-def curves_of(run: Run, usage: TokenUsage) -> Section:
-    """Loss, token accuracy and, with labels, k-NN by epoch."""
+def curves_of(run: Run, usage: TokenUsage | None) -> Section:
+    """Loss, token accuracy if there are tokens, and with labels k-NN by epoch."""
     folder = run.work_dir
+    panels = PRETRAINING_PANELS if usage else (PIXEL_PANEL,)
+    entropy = usage.entropy if usage else None
     probes = {record["step"]: record[TOP1] for record in read_scalars(folder) if TOP1 in record}
     if not probes:
-        return curves_section(folder, entropy=usage.entropy)
-    section = curves_section(folder, panels=[*PRETRAINING_PANELS, KNN_PANEL], entropy=usage.entropy)
+        return curves_section(folder, panels, entropy)
+    section = curves_section(folder, [*panels, KNN_PANEL], entropy)
     best = max(probes, key=probes.get)
     words = f" k-NN was best after epoch {best} ({probes[best]:.1f} %)"
     if (folder / BEST).is_file():

@@ -52,6 +52,8 @@ class StoredImages(Dataset):
             by others are refused.
         data_root: folder of the names in the store, if the images have moved since they were recorded.
         left_out: file of names, one a line, of images that are left out, for example for validation.
+        names: file of names, one a line, of all images of a method without tokens: `mapet-mm store-images`
+            then makes the store, and leaves out what cannot be decoded. Items have no `token_grid`.
 
     Raises:
         TokenStoreError: there is no such store, its squares are missing or of other steps, it has no images
@@ -88,6 +90,7 @@ class StoredImages(Dataset):
         square: Sequence[Mapping[str, Any]] | None = None,
         data_root: str | None = None,
         left_out: str | None = None,
+        names: str | None = None,
     ) -> None:
         self.store = TokenStore.open(store)
         self.squares = Squares(self.store, size, square)
@@ -148,8 +151,9 @@ class StoredImages(Dataset):
             "sample_idx": int(index),
             "img": square,
             "img_shape": square.shape[:2],
-            "token_grid": self.store.grids(rows)[0].astype(np.int64),
         }
+        if self.store.has_tokens:
+            results["token_grid"] = self.store.grids(rows)[0].astype(np.int64)
         return self.steps(results)
 
     @property

@@ -244,8 +244,11 @@ def _described(cfg: Mapping[str, Any]) -> Description:
     backbone = cfg["model"]["backbone"]
     arch = backbone["arch"]
     arch = VisionTransformer.arch_zoo[arch.lower()] if isinstance(arch, str) else arch
+    patch_cfg = dict(backbone.get("patch_cfg") or {})
+    patch_cfg.pop("in_channels", None)  # as many as `mean` has values
+    options = dict(backbone, patch_cfg=patch_cfg)
     for name, value in FIXED.items():
-        given = backbone.get(name) or value
+        given = options.get(name) or value
         if given != value:
             raise ValueError(f"the config's backbone has {name}={given}, other libraries' ViT {value}")
     layers = backbone.get("out_indices", -1)

@@ -110,9 +110,10 @@ def plain(text: str) -> str:
 def run_of(folder: Path, meta: Mapping[str, Any]) -> Run | None:
     """The `mapet-mm pretrain` that trained these weights, if the export is in it."""
     run = Run(folder.parent)
-    if not (run.options and run.tokens.exists() and (run / CODEBOOK).exists()):
+    if not (run.options and run.store.exists()):
         return None
-    is_its_own = TokenStore.open(run.tokens).tokenizer == meta.get("tokenizer")
+    store = TokenStore.open(run.store)
+    is_its_own = meta.get("tokenizer") == (store.tokenizer if store.has_tokens else None)
     return run if is_its_own else None
 
 
@@ -137,7 +138,7 @@ def facts_of(
         facts.append(("config", f"{name}.py"))
     if "seed" in meta:
         facts.append(("seed", str(meta["seed"])))
-    if run:
+    if run and run.has_tokens:
         codebook = Codebook.load(run / CODEBOOK)
         encoder = f"{codebook.metadata['encoder']} ({codebook.metadata['weights']})"
         facts.append(("tokenizer", f"{codebook.k:,} clusters of the features of {encoder}"))

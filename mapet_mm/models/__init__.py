@@ -5,6 +5,7 @@ from mapet_mm.models.backbones.token_classifiers import OneHotTokens, TokenMLP, 
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT, MaPeTViT
 from mapet_mm.models.data_preprocessors.data_preprocessor import (
     ClsDataPreprocessor,
+    SelfSupDataPreprocessor,
     TokenGridDataPreprocessor,
     TwoViewDataPreprocessor,
 )

@@ -44,6 +44,7 @@ STORE_FORMAT = {"format": "mapet_mm.token_store", "version": 4}
 IDENTITY_KEYS = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+NO_TOKENIZER = "none"  # in place of a digest
 EXTRACT = "run `mapet-mm extract-tokens` with the tokenizer's config"
 
 
@@ -142,6 +143,11 @@ class TokenStore:
 
     def __contains__(self, name: str) -> bool:
         return self.row(name) is not None
+
+    @property
+    def has_tokens(self) -> bool:
+        """False of images that get none (`images_store`)."""
+        return self.tokenizer != NO_TOKENIZER
 
     def row(self, name: str) -> int | None:
         """Row of an image name, or None if the store does not have it."""
@@ -346,6 +352,24 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
     with TokenStore.open(path).lock():
         store = TokenStore.open(path)  # as the last process with the lock has left it
         write_names(store.path, store.manifest, [*store.names, *names])
+    return TokenStore.open(path)
+
+
+def images_store(path: str | os.PathLike, names: Sequence[str], data_root: str | os.PathLike) -> TokenStore:
+    """Open the store of images that get no tokens; make it if there is none.
+
+    Its grids are empty. It says which images can be decoded, all of them at first, and has their squares. Any
+    number of processes may call this at once.
+    """
+    identity = dict(grid=(0, 0), vocab_size=0, tokenizer=NO_TOKENIZER, preprocessing=None)
+    identity["data_root"] = str(data_root)
+    if not Path(path).exists():
+        try:
+            with new_store_folder(Path(path), names, identity) as folder:
+                TokenStore(folder).write(range(len(names)), np.empty((len(names), 0, 0), np.uint16))
+        except TokenStoreError:  # another process was faster
+            if not Path(path).exists():
+                raise
     return TokenStore.open(path)
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -19,11 +20,15 @@ from mmengine.registry import init_default_scope
 
 from mapet_mm.datasets.reading import ImageReader, UndecodableError
 from mapet_mm.structures import TokenStore, TokenStoreError
-from mapet_mm.structures.parts import WRITTEN
+from mapet_mm.structures.names import read_lines
+from mapet_mm.structures.parts import PENDING, WRITTEN
 from mapet_mm.structures.squares import Squares
+from mapet_mm.structures.token_store import images_store
 from mapet_mm.tokenizers.fill import GROUP_SIZE, ImageGroup, fill
+from mapet_mm.tokenizers.images import LARGEST_SKIPPED, note_skipped
 from mapet_mm.utils.config import require_entries, scope_of, type_name
 from mapet_mm.utils.disk import require_room
+from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.identity import as_json
 
@@ -36,10 +41,11 @@ class SquareLoader:
     """Makes the square of an image of a token store.
 
     Attributes:
-        store: the token store.
+        store: the token store, or one without tokens, whose images are left out if they cannot be decoded.
         pipeline: configs of the steps that make a square.
         data_root: folder of the names in the store.
         steps: the steps themselves.
+        max_skipped: largest share of the images that may be left out.
         group_size: squares that are made between two looks at what other processes have written.
     """
 
@@ -47,6 +53,7 @@ class SquareLoader:
     pipeline: list[dict[str, Any]]
     data_root: str
     steps: Compose
+    max_skipped: float = LARGEST_SKIPPED
     group_size: int = GROUP_SIZE
 
     @classmethod
@@ -75,10 +82,14 @@ class SquareLoader:
                 "with `square` and `store`"
             )
         init_default_scope(scope_of(cfg))
-        store = TokenStore.open(load["store"])
+        if load.get("names"):
+            store = images_store(load["store"], read_lines(load["names"]), load["data_root"])
+        else:
+            store = TokenStore.open(load["store"])
         steps = Compose(list(square))
         steps.transforms[0] = ImageReader(steps.transforms[0])
-        return cls(store, as_json(square), str(load.get("data_root") or store.data_root), steps)
+        root = str(load.get("data_root") or store.data_root)
+        return cls(store, as_json(square), root, steps, cfg.get("max_skipped", LARGEST_SKIPPED))
 
     def path(self, row: int) -> str:
         """Path of an image."""
@@ -106,8 +117,13 @@ class SquareLoader:
             )
         return image
 
-    def first(self) -> int:
-        """The first row with tokens; TokenStoreError unless the store has tokens for all its images."""
+    def first(self) -> UInt8[np.ndarray, "height width channel"]:
+        """The square of the first image that can be decoded.
+
+        Raises:
+            TokenStoreError: the store has not got tokens for all its images.
+            UserError: no image can be decoded.
+        """
         missing = self.store.missing().size
         written = np.flatnonzero(self.store.written())
         if missing or not written.size:
@@ -115,12 +131,15 @@ class SquareLoader:
                 f"token store `{self.store.path}` has no tokens for {missing} of {len(self.store)} images: "
                 "run `mapet-mm extract-tokens` first"
             )
-        return int(written[0])
+        for row in written.tolist():
+            with suppress(UndecodableError):
+                return self.square(row)
+        raise UserError(f"none of the {len(written)} images in {self.data_root} can be decoded")
 
     def squares(self) -> Squares:
         """All squares, of the shape of the first image's; UserError if the steps draw random numbers."""
         before = random_states()
-        image = self.square(self.first())
+        image = self.first()
         if random_states() != before:
             raise UserError(
                 "the steps that make the square draw random numbers, so it would not be the same in every "
@@ -136,21 +155,32 @@ def random_states() -> tuple[object, ...]:
     return random.getstate(), keys.tobytes(), rest, torch.get_rng_state().numpy().tobytes()
 
 
-def store_images(loader: SquareLoader) -> tuple[Squares, int]:
+def store_images(loader: SquareLoader, retry_skipped: bool = False) -> tuple[Squares, int]:
     """Store the squares that are missing; returns them all, and how many images were decoded here.
 
     Any number of processes and machines may do this at once. Each writes whole parts; a kill costs the part
     that is being made, a few seconds.
 
+    Args:
+        loader: of the images.
+        retry_skipped: try images without tokens again that were left out; without it, only if they are too
+            many.
+
     Raises:
-        UserError: the disk has no room for the squares, or an image cannot be decoded.
+        UserError: the disk has no room for the squares, or an image with tokens cannot be decoded, or more
+            than `max_skipped` of those without.
         TokenStoreError: the squares that are there are of other steps, or the store lacks tokens.
     """
     store = loader.store
     squares = loader.squares()
     squares.begin()
-    image_of_row = np.where(store.written(), np.arange(len(store)), -1)
-    missing = int(((image_of_row >= 0) & (squares.all_states() != WRITTEN)).sum())
+    has_tokens = store.has_tokens
+    is_to_have = store.written() if has_tokens else np.ones(len(store), bool)
+    retry_skipped = has_tokens or retry_skipped or len(store.skipped) > loader.max_skipped * len(store)
+    image_of_row = np.where(is_to_have, np.arange(len(store)), -1)
+    states = squares.all_states()
+    is_pending = states != WRITTEN if retry_skipped else states == PENDING
+    missing = int((is_to_have & is_pending).sum())
     what = f"{len(store):,} squares of {squares.size} x {squares.size} px"
     remedy = "make the folder a link to another disk"
     require_room(squares.folder, missing * math.prod(squares.shape), what, remedy)
@@ -161,9 +191,17 @@ def store_images(loader: SquareLoader) -> tuple[Squares, int]:
         return group.inputs
 
     num_written, failed = fill(
-        squares, image_of_row, loader, of_one_size, "storing squares", retry_skipped=True
+        squares,
+        image_of_row,
+        loader,
+        of_one_size,
+        "storing squares",
+        skips=not has_tokens,
+        retry_skipped=retry_skipped,
     )
-    if failed:
+    if not has_tokens:
+        leave_out(squares, loader)
+    elif failed:
         paths = list(map(loader.path, failed))
         raise UserError(
             f"{len(failed)} images with tokens could not be decoded ({listed(paths, most=3)}; the first: "
@@ -172,6 +210,23 @@ def store_images(loader: SquareLoader) -> tuple[Squares, int]:
         )
     squares.finish()
     return squares, num_written
+
+
+def leave_out(squares: Squares, loader: SquareLoader) -> None:
+    """Note in a store without tokens which images can be decoded.
+
+    Raises:
+        UserError: too many cannot.
+    """
+    store = squares.store
+    has_square = squares.all_states() == WRITTEN
+    repaired = np.flatnonzero(has_square & ~store.written())
+    skipped = dict(zip(store.rows(squares.skipped).tolist(), squares.skipped.values(), strict=True))
+    store.write(repaired, np.empty((len(repaired), *store.grid), store.dtype), skipped)
+    reasons = {loader.path(row): reason for row, reason in skipped.items()}
+    note = note_skipped(reasons, len(store), store.path / "skipped.txt", loader.max_skipped)
+    if note:
+        print_once(note.removeprefix("; "))
 
 
 def require_shape(

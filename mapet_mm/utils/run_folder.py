@@ -8,7 +8,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-from mapet_mm.utils.config import as_python, read_config
+from mapet_mm.utils.config import as_python, read_config, type_name
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import IDENTITY
 
@@ -20,6 +20,7 @@ TEACHER = "teacher_images.json"  # digests of the images that the tokenizer sees
 INIT = "init.pth"  # the weights of a start
 CODEBOOK = "codebook.safetensors"
 TOKENS = "tokens"
+STORED = "stored_images"  # in place of the three before, of a method without tokens
 TRAINED = "train.txt"  # images that are trained on
 HELD_OUT = "held_out.txt"  # the others
 # Those of them that the verdict takes, with labels if there are any.
@@ -38,6 +39,8 @@ EXPORT_FOLDERS = {"timm": "timm", "hf": "huggingface"}  # of each library
 # Entry of a training's config, and of the metadata of its checkpoints and of its start: the files that timm
 # ("timm") and Hugging Face ("hf", "hf_preprocessor"; null if it has no such network) read beside the weights.
 EXPORTS = "exports"
+# Options of `MaPeTViT` that its weights depend on.
+VIT_SIZES = ("arch", "img_size", "patch_size", "in_channels", "layer_scale_init_value", "with_cls_token")
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,21 @@ class Run(os.PathLike):
         return read_config(self / PRETRAINING)
 
     @property
-    def tokens(self) -> Path:
-        """The token store."""
-        return self / TOKENS
+    def has_tokens(self) -> bool:
+        """False of a method without a tokenizer."""
+        return (self / TOKENIZER).exists() or (self / TOKENS).exists()
+
+    @property
+    def store(self) -> Path:
+        """The token store; or that of the images alone."""
+        return self / (TOKENS if self.has_tokens else STORED)
+
+    @property
+    def images(self) -> str:
+        """The folder of the images, as its configs name it; of the tokenizer's, if it sees others."""
+        if self.has_tokens:
+            return read_config(self / TOKENIZER).data_root
+        return self.config.train_dataloader.dataset.data_root
 
     @property
     def held_out(self) -> Path | None:
@@ -139,19 +154,21 @@ class Run(os.PathLike):
     @property
     def backbone(self) -> str:
         """The entry of an OpenMMLab config that makes it, once it has ended, the backbone of a model."""
-        cfg = self.config
-        if cfg.get(EXPORTS):
+        if self.config.get(EXPORTS):
             backbone = dict(type="mapet_mm.TIMMViT", model_name=str(self))
         else:
-            trained = cfg.model.backbone
-            sizes = ("arch", "img_size", "patch_size", "in_channels", "layer_scale_init_value")
-            backbone = dict(
-                type="mapet_mm.MaPeTViT",
-                **{name: trained[name] for name in sizes if name in trained},
-                out_type="featmap",
-                init_cfg=dict(type="Pretrained", checkpoint=str(self.result), prefix="backbone."),
-            )
+            weights = dict(type="Pretrained", checkpoint=str(self.result), prefix="backbone.")
+            backbone = dict(**self.plain_vit, out_type="featmap", init_cfg=weights)
         return f"backbone={as_python(backbone)}"
+
+    @property
+    def plain_vit(self) -> dict[str, Any]:
+        """The entry of the ViT that it trains, if that is no continued one, without the weights."""
+        trained = self.config.model.backbone.to_dict()
+        vit = {name: trained[name] for name in VIT_SIZES if name in trained}
+        if type_name(trained["type"]) == "MAEViT":  # which has its bands elsewhere
+            vit.update(trained.get("patch_cfg", {}), layer_scale_init_value=0.0)
+        return dict(type="mapet_mm.MaPeTViT", **vit)
 
     @property
     def verdict(self) -> dict[str, Any] | None:

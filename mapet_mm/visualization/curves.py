@@ -29,6 +29,8 @@ class Panel(NamedTuple):
 
 
 LOSS_PANEL = Panel("Pre-training loss", "cross-entropy per target (nats)", "loss", "token/cross_entropy")
+PIXEL_LABEL = "squared error of hidden pixels, each patch normalised"
+PIXEL_PANEL = Panel("Pre-training loss", PIXEL_LABEL, "loss", "")
 PRETRAINING_PANELS = (
     LOSS_PANEL,
     Panel("Token accuracy", "targets predicted right (%)", "token_accuracy", "token/accuracy"),
@@ -92,7 +94,9 @@ def curves_section(
     figures = []
     for panel in panels:
         figures.append(curve_figure(panel, records, entropy if panel is LOSS_PANEL else None))
-    caption = "Training: mean over each epoch. Validation: the same permutations every time."
+    caption = "Training: mean over each epoch."
+    if LOSS_PANEL in panels:
+        caption += " Validation: the same permutations every time."
     if entropy is not None:
         caption += (
             f" Grey dashes: the entropy of the tokens, {entropy:.2f} nats. It is the loss of a model that "

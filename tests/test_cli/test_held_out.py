@@ -183,7 +183,7 @@ def test_the_config_trains_without_the_held_out_images_and_measures_on_them(tmp_
     dataset = dict(type="CustomDataset", ann_file="images.txt", with_label=False, pipeline=pipeline)
     loader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset)
     cfg = Config(dict(train_dataloader=loader, train_cfg=dict(max_epochs=300), custom_hooks=[]))
-    leave_out(cfg, Run(tmp_path))
+    leave_out(cfg, Run(tmp_path), steps[:1])
     assert (cfg.train_dataloader.dataset.ann_file, cfg.val_dataloader.dataset.ann_file) == (
         "train.txt",
         "held_out.txt",
@@ -340,7 +340,7 @@ def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
     loader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset)
     training = dict(max_epochs=300)
     cfg = Config(dict(train_dataloader=loader, train_cfg=training, custom_hooks=[], randomness=dict(seed=0)))
-    leave_out(cfg, Run(tmp_path))
+    leave_out(cfg, Run(tmp_path), steps[:1])
     assert set(cfg.evaluation) == {"val", "view"}
     cfg, _ = with_other_classes(cfg, str(tmp_path), Data(labels=tmp_path / "labels.txt"))
     listed = {name: one.dataset.ann_file for name, one in cfg.evaluation.items()}

@@ -25,7 +25,9 @@ def test_a_run_says_where_its_parts_are(run, monkeypatch):
     assert not Run(run.folder / "training").exists
     monkeypatch.chdir(run.folder.parent)
     here = Run(Path("my run"))  # paths begin as they were given
-    assert str(here.tokens) == "my run/tokens"
+    assert str(here.store) == "my run/stored_images"  # of a method without a tokenizer
+    (run / "tokenizer.py").touch()
+    assert str(here.store) == "my run/tokens"
     assert str(here.checkpoint) == "my run/training/epoch_30.pth"
     assert [str(here.export(library)) for library in here.libraries] == ["my run/timm", "my run/huggingface"]
 

@@ -22,7 +22,6 @@ from mapet_mm.utils.run_folder import EXPORTS, PRETRAINING, Run
 from mapet_mm.weight_files import read_weights
 
 PREFIX = "backbone."
-SIZES = ("arch", "patch_size", "in_channels", "layer_scale_init_value", "with_cls_token")  # of MaPeTViT
 NEW = ("ln2.",)  # of MaPeTViT: norms the mean of the patches, which a pre-training does not
 
 
@@ -72,10 +71,8 @@ def read_run(args: FinetuneOptions) -> Pretrained:
         side = network.pop("img_size")
         backbone = dict(type="mapet_mm.TIMMViT", **network)
     else:
-        trained = cfg.model.backbone
-        side = trained.get("img_size", 224)
-        sizes = {name: trained[name] for name in SIZES if name in trained}
-        backbone = dict(type="mapet_mm.MaPeTViT", **Config(sizes).to_dict())
+        backbone = run.plain_vit
+        side = backbone.pop("img_size", 224)
     side = side if isinstance(side, int) else min(side)
     files = {RESULT: checkpoint}
     for _, entry in pretrained_entries(cfg.model.backbone):

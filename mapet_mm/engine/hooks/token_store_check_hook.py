@@ -89,6 +89,9 @@ class TokenStoreCheckHook(Hook):
     def _check_leaf(self, model: nn.Module, dataset: Dataset) -> None:
         load = find_step(getattr(dataset, "pipeline", None), LoadTokenGrid)
         generator = getattr(model, "target_generator", None)
+        if load is not None and generator is None and not load.store.has_tokens:  # MAE's
+            replace_skipped(dataset, load)
+            return
         if load is not None:
             self._check_store(model, dataset, load)
             grid = load.store.grid

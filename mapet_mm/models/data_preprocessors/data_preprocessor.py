@@ -1,4 +1,4 @@
-"""Batches on the model's device: images with token grids, with a second view, or with labels."""
+"""Batches on the model's device: images alone, with token grids, with a second view, or with labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from mmpretrain import models as mmpretrain_parts
-from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
+from mmpretrain.models import TwoNormDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -56,12 +56,10 @@ class PixelRange:
 
 
 @MODELS.register_module()
-class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
-    """Normalise images and return `[images (B, 3, H, W), token_grids (B, h, w) int64]`.
+class SelfSupDataPreprocessor(mmpretrain_parts.SelfSupDataPreprocessor):
+    """MMPretrain's preprocessor of images, for any number of bands, with which the host waits for no GPU.
 
-    MaPeT, and MMPretrain's BEiT and CAE, pass the second item to the target generator. Images, grids and, if
-    samples have them, masks go to the model's device in one asynchronous copy each. Outside training, a batch
-    without token grids becomes images only, as MMPretrain's `FeatureExtractor` needs them.
+    Images go to the model's device in one asynchronous copy, and are jittered there.
 
     Args:
         mean: of red, green and blue, or of each band of images with any number of bands.
@@ -73,16 +71,13 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         **kwargs: arguments of MMPretrain's `SelfSupDataPreprocessor`.
 
     Raises:
-        ValueError: a sample has no token grid, or images for the jitter are not uint8.
+        ValueError: images for the jitter are not uint8.
         PixelRangeError: the first images do not have the range of `mean` and `std`.
 
     Examples:
-        >>> preprocessor = TokenGridDataPreprocessor(mean=[127.5] * 3, std=[127.5] * 3)
-        >>> sample = DataSample(token_grid=np.zeros((2, 2), np.uint16))
-        >>> batch = dict(inputs=torch.full((1, 3, 32, 32), 255), data_samples=[sample])
-        >>> images, token_grids = preprocessor(batch, training=True)["inputs"]
-        >>> images.max(), token_grids.shape
-        (tensor(1.), torch.Size([1, 2, 2]))
+        >>> preprocessor = SelfSupDataPreprocessor(mean=[127.5] * 4, std=[127.5] * 4)
+        >>> preprocessor(dict(inputs=torch.full((1, 4, 32, 32), 255)), training=True)["inputs"].max()
+        tensor(1.)
     """
 
     def __init__(
@@ -103,28 +98,11 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         self.pixel_range = PixelRange()
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way.
-
-        The grids are in the samples, or together in `token_grids` `(B, h, w)`, as StoredImages gives them.
-        """
-        samples = data.get("data_samples") or ()
+        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way."""
         images = self._send(data["inputs"])
         self.pixel_range.check(images, self)
-
-        # Masks, if the samples have any.
-        if samples and "mask" in samples[0]:
-            masks = self._send([torch.as_tensor(sample.mask) for sample in samples])
-            for sample, mask in zip(samples, masks, strict=True):
-                sample.set_mask(mask)
-
-        # The images and their grids; the samples stay as they are.
-        images = self._normalised(images, samples if training else None)
-        grids = grids_of(data, samples)
-        if grids is not None:
-            return {"inputs": [images, self._send(grids)], "data_samples": data.get("data_samples")}
-        if training:
-            raise ValueError(f"the batch has samples without token_grid: {LOAD_TOKENS}")
-        return {**data, "inputs": images}
+        samples = data.get("data_samples") or ()
+        return {**data, "inputs": self._normalised(images, samples if training else None)}
 
     def _normalised(
         self, images: Tensor, jittered: Sequence[DataSample] | None
@@ -151,6 +129,53 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     def _send(self, batch: Tensor | Sequence[Tensor]) -> Tensor:
         """Copy a batch, or the list of its members, to the device in one copy."""
         return send(_stacked(batch), self.device)
+
+
+@MODELS.register_module()
+class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
+    """Normalise images and return `[images (B, 3, H, W), token_grids (B, h, w) int64]`.
+
+    MaPeT, and MMPretrain's BEiT and CAE, pass the second item to the target generator. Images, grids and, if
+    samples have them, masks go to the model's device in one asynchronous copy each. Outside training, a batch
+    without token grids becomes images only, as MMPretrain's `FeatureExtractor` needs them. Arguments are
+    those of `SelfSupDataPreprocessor`.
+
+    Raises:
+        ValueError: a sample has no token grid, or images for the jitter are not uint8.
+        PixelRangeError: the first images do not have the range of `mean` and `std`.
+
+    Examples:
+        >>> preprocessor = TokenGridDataPreprocessor(mean=[127.5] * 3, std=[127.5] * 3)
+        >>> sample = DataSample(token_grid=np.zeros((2, 2), np.uint16))
+        >>> batch = dict(inputs=torch.full((1, 3, 32, 32), 255), data_samples=[sample])
+        >>> images, token_grids = preprocessor(batch, training=True)["inputs"]
+        >>> images.max(), token_grids.shape
+        (tensor(1.), torch.Size([1, 2, 2]))
+    """
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way.
+
+        The grids are in the samples, or together in `token_grids` `(B, h, w)`, as StoredImages gives them.
+        """
+        samples = data.get("data_samples") or ()
+        images = self._send(data["inputs"])
+        self.pixel_range.check(images, self)
+
+        # Masks, if the samples have any.
+        if samples and "mask" in samples[0]:
+            masks = self._send([torch.as_tensor(sample.mask) for sample in samples])
+            for sample, mask in zip(samples, masks, strict=True):
+                sample.set_mask(mask)
+
+        # The images and their grids; the samples stay as they are.
+        images = self._normalised(images, samples if training else None)
+        grids = grids_of(data, samples)
+        if grids is not None:
+            return {"inputs": [images, self._send(grids)], "data_samples": data.get("data_samples")}
+        if training:
+            raise ValueError(f"the batch has samples without token_grid: {LOAD_TOKENS}")
+        return {**data, "inputs": images}
 
 
 @MODELS.register_module()
@@ -183,7 +208,8 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
         """Preprocess `dict(inputs=[view, view] or images, data_samples=[...])`, collated in any way."""
         inputs = data["inputs"]
         if not training and (isinstance(inputs, Tensor) or inputs[0].ndim == 3):
-            return SelfSupDataPreprocessor.forward(self, {**data, "inputs": _stacked(inputs)}, training)
+            one_view = mmpretrain_parts.SelfSupDataPreprocessor
+            return one_view.forward(self, {**data, "inputs": _stacked(inputs)}, training)
         # Two views: their ranges are looked at before they are normalised.
         views = [_stacked(view) for view in inputs]
         first, second = views

@@ -256,7 +256,7 @@ def as_if_loaded(image: Image.Image, load: Callable[[dict], dict]) -> UInt8[np.n
     from PIL import ImageOps
 
     from mapet_mm.datasets import LoadPicture
-    from mapet_mm.datasets.pictures import Pixels
+    from mapet_mm.datasets.pixels import Pixels
 
     image = ImageOps.exif_transpose(image)
     if not image.mode.startswith(("I", "F")):

@@ -46,8 +46,11 @@ def require_photographs(dataset: Dataset) -> None:
     for leaf in leaf_datasets(dataset):
         steps = getattr(getattr(leaf, "pipeline", None), "transforms", ())
         if steps and reads_photographs(steps[0]):
-            paths = [str(leaf.get_data_info(index).get("img_path")) for index in spread(len(leaf))]
-            require_kept({path: look_at_path(path) for path in paths})
+            pictures = {}
+            for index in spread(range(len(leaf))):
+                path = str(leaf.get_data_info(index).get("img_path"))
+                pictures[path] = look_at_path(path)
+            require_kept(pictures)
 
 
 def note_other_rules(dataset: Dataset) -> None:

@@ -85,10 +85,9 @@ def look(paths: Sequence[str], reading: Reading = PLAIN) -> Look:
     Raises:
         PictureError: information would be lost in silence, or the reading does not suit the images.
     """
-    pictures = {paths[index]: look_at_path(paths[index]) for index in spread(len(paths))}
-    unusual = {path: picture for path, picture in pictures.items() if picture.kind != "photograph"}
-    decoded = list(unusual or pictures)
-    decoded = [decoded[index] for index in spread(len(decoded), MOST_DECODED)]
+    pictures = {path: look_at_path(path) for path in spread(paths)}
+    unusual = [path for path, picture in pictures.items() if picture.kind != "photograph"]
+    decoded = spread(unusual or list(pictures), MOST_DECODED)
     sizes = []
     for path, picture in pictures.items():
         with suppress(OSError), of_any_size():  # it is broken; the tokenizer names the image
@@ -101,14 +100,15 @@ def look(paths: Sequence[str], reading: Reading = PLAIN) -> Look:
     if reading == PLAIN and not unusual:
         return Look(dict(type="LoadImageFromFile"), 3, sizes, [])
 
-    options: dict[str, Any] = dict(bands=reading.bands, page=reading.page)
-    if reading.page is None and max(picture.pages for picture in pictures.values()) == 1:
-        options["page"] = 0
-    sample = _sample(LoadPicture(**options), decoded)
-    options["range"] = _in_numbers(reading.range, sample)
+    page = reading.page
+    if page is None and all(picture.pages == 1 for picture in pictures.values()):
+        page = 0
+    sample = _sample(LoadPicture(bands=reading.bands, page=page), decoded)
+    options = dict(range=_in_numbers(reading.range, sample), bands=reading.bands, page=page)
     LoadPicture(**options)(dict(img_path=decoded[0]))  # raises an error if the range does not suit it
+    # A config says what is not the transform's default.
     defaults = dict(range=None, bands=None, page=0)
-    load = {name: options[name] for name in defaults if options[name] != defaults[name]}
+    load = {name: value for name, value in options.items() if value != defaults[name]}
     words = _reading_words(list(pictures.values()), replace(reading, range=options["range"]), sample)
     num_bands = len(reading.bands or (1, 2, 3))
     return Look(dict(type="mapet_mm.LoadPicture", **load), num_bands, sizes, words)
@@ -170,10 +170,11 @@ def measured_statistics(
     """
     with DefaultScope.overwrite_default_scope("mmpretrain"):
         pipeline = Compose(list(steps))
-    means, squares = [], []
-    for index in spread(len(paths)):
+    means = []
+    squares = []
+    for path in spread(paths):
         try:
-            pixels = pipeline(dict(img_path=paths[index]))["img"].astype(np.float64)
+            pixels = pipeline(dict(img_path=path))["img"].astype(np.float64)
         except Exception:  # of any decoder; the tokenizer names the image
             continue
         means.append(pixels.mean(axis=(0, 1)))
@@ -215,8 +216,10 @@ def _in_numbers(values: Any, sample: Sample) -> Any:
         return values
     pixels = _joined(sample).astype(np.float64)
     pixels = np.where(np.isfinite(pixels), pixels, np.nan)
-    lowest, highest = np.nanpercentile(pixels, [float(share.rstrip("%")) for share in values], axis=0)
-    pairs = [(_short(low), _short(high)) for low, high in zip(lowest, highest, strict=True)]
+    shares = [float(share.rstrip("%")) for share in values]
+    pairs = []
+    for low, high in np.nanpercentile(pixels, shares, axis=0).T:  # of each band
+        pairs.append((_short(low), _short(high)))
     if any(low == high for low, high in pairs):
         raise PictureError(f"--range {' '.join(values)}: a band has one value between them, {pairs}")
     return pairs[0] if len(pairs) == 1 else tuple(pairs)
@@ -225,7 +228,9 @@ def _in_numbers(values: Any, sample: Sample) -> Any:
 def _short(value: float) -> float | int:
     """A number of six digits at most."""
     rounded = float(f"{value:.6g}")
-    return int(rounded) if rounded.is_integer() else rounded
+    if rounded.is_integer():
+        return int(rounded)
+    return rounded
 
 
 def _reading_words(pictures: Sequence[Picture], reading: Reading, sample: Sample) -> list[str]:
@@ -237,7 +242,9 @@ def _reading_words(pictures: Sequence[Picture], reading: Reading, sample: Sample
         shown = ", ".join(f"{low:,.6g} to {high:,.6g}" for low, high in pairs)
         pixels = _joined(sample)
         is_beyond = (pixels < pairs[:, 0]) | (pixels > pairs[:, 1])
-        depth = f"{deep[0].depth} in {len(deep)} of {len(pictures)} images looked at, " if deep else ""
+        depth = ""
+        if deep:
+            depth = f"{deep[0].depth} in {len(deep)} of {len(pictures)} images looked at, "
         words.append(
             f"values: {depth}{_values_words(sample)}; {shown} become 0 to 255, "
             f"{is_beyond.mean():.1%} are beyond"
@@ -247,10 +254,13 @@ def _reading_words(pictures: Sequence[Picture], reading: Reading, sample: Sample
     most_bands = max(picture.bands for picture in pictures)
     most_pages = max(picture.pages for picture in pictures)
     if most_pages > 1:
-        taken = "the pages are bands" if reading.page is None else f"page {reading.page} is taken"
+        taken = f"page {reading.page} is taken"
+        if reading.page is None:
+            taken = "the pages are bands"
         words.append(f"pages: {most_pages}, {taken}")
     if reading.bands is not None:
-        total = most_pages if reading.page is None and most_pages > 1 else most_bands
+        are_pages = reading.page is None and most_pages > 1
+        total = most_pages if are_pages else most_bands
         words.append(f"bands: {' '.join(map(str, reading.bands))} of {total}")
     return words
 
@@ -274,8 +284,9 @@ def size_words(sizes: Sequence[tuple[int, int]], side: int) -> list[str]:
     if not sizes:
         return []
     width, height = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
-    kept = np.median([min(size) / max(size) for size in sizes])
-    short_side = np.median([min(size) for size in sizes])
+    short_sides = np.min(sizes, axis=1)
+    kept = np.median(short_sides / np.max(sizes, axis=1))
+    short_side = np.median(short_sides)
     scale = short_side / side
     if 1 / ENLARGED <= scale <= SHRUNK and kept >= KEPT:
         return []

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from mapet_mm.datasets.label_files import LabelReader
 from mapet_mm.datasets.labels import find_images
+from mapet_mm.datasets.pictures import spread
 from mapet_mm.datasets.transforms.labels import IGNORED
 from mapet_mm.dependencies import import_quietly
 from mapet_mm.utils.errors import UserError, listed
@@ -64,7 +65,7 @@ def match_masks(images: Path, masks: Path) -> tuple[list[MaskedImages], list[str
     without_mask = dict.fromkeys(image_files)
     without_image = set(mask_files)
     pairs = []
-    plain, others = _endings(image_files, mask_files)
+    plain, others = endings_of(image_files, mask_files)
     for image_ending, mask_ending in [*plain, *others]:
         names = []
         for image in without_mask:
@@ -92,7 +93,7 @@ def match_masks(images: Path, masks: Path) -> tuple[list[MaskedImages], list[str
     return pairs, words
 
 
-def _endings(images: Sequence[str], masks: Sequence[str]) -> tuple[list[Endings], list[Endings]]:
+def endings_of(images: Sequence[str], masks: Sequence[str]) -> tuple[list[Endings], list[Endings]]:
     """Endings of an image and its mask: those of equal names, and others, the most frequent first."""
     suffixes = [sorted({Path(name).suffix for name in names}) for names in (images, masks)]
     plain = list(product(*suffixes))
@@ -100,15 +101,16 @@ def _endings(images: Sequence[str], masks: Sequence[str]) -> tuple[list[Endings]
     for mask in masks:
         in_folder[os.path.dirname(mask)].append(mask)
     counts: Counter[Endings] = Counter()
-    for index in np.unique(np.linspace(0, len(images) - 1, SOME).astype(int)).tolist():
-        image = images[index]
+    for image in spread(images, SOME):
         for mask in in_folder[os.path.dirname(image)]:
             stems = [os.path.splitext(name)[0] for name in (image, mask)]
             common = len(os.path.commonprefix(stems).rstrip(SEPARATORS))  # noqa: RUF071
             endings = image[common:], mask[common:]
             if endings[0][0] in SEPARATORS and endings[1][0] in SEPARATORS:  # not `1.jpg` of `a1.jpg`
                 counts[endings] += 1
-    return plain, [endings for endings, _ in counts.most_common() if endings not in plain]
+    # What most images have is among the most frequent; one look for each of all would take hours.
+    frequent = [endings for endings, _ in counts.most_common(SOME)]
+    return plain, [endings for endings in frequent if endings not in plain]
 
 
 @dataclass

@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-import cv2
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Shaped
 from mmcv.transforms import LoadImageFromFile
 from PIL import Image
 
@@ -43,15 +41,13 @@ TIFF_COLOURS = {
 }
 ORIENTATION = 274  # the tag of EXIF
 LYING = (5, 6, 7, 8)  # its values for a picture on its side
-# And for one whose rows, or columns, are in the other order, once it no longer lies on its side.
-UPSIDE_DOWN = (3, 4, 7, 8)
-MIRRORED = (2, 3, 6, 7)
 EIGHT_BITS = np.dtype(np.uint8)
 DICOM = b"DICM"  # after 128 bytes of any content
 MASK_SHARE = 0.5  # of a band's values that are 0 or 255, from which on it is a mask
 MOST_NUMBERS = 6  # in a message
 LOOKED_AT = 200  # images of a data set, before anything is computed
 IN_CONFIGS = "`type='mapet_mm.LoadPicture'` takes the same options"
+Item = TypeVar("Item")
 
 
 class PictureError(UserError, ValueError):
@@ -85,20 +81,6 @@ class Picture:
     def depth(self) -> str:
         """'16 bits', or 'float32', 'int8'."""
         return f"{8 * self.dtype.itemsize} bits" if self.dtype.kind == "u" else str(self.dtype)
-
-
-class Pixels(NamedTuple):
-    """Values of a picture, with what its file says about them.
-
-    Args:
-        values: with the bands in the file's order.
-        window: the values that are black and white in a DICOM file; None if it does not say.
-        is_negative: True if the smallest value is white.
-    """
-
-    values: Shaped[np.ndarray, "height width band"]
-    window: tuple[float, float] | None = None
-    is_negative: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,9 +181,11 @@ def of_any_size() -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS = limit
 
 
-def spread(count: int, most: int = LOOKED_AT) -> list[int]:
-    """At most so many indices below `count`, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+def spread(items: Sequence[Item], most: int = LOOKED_AT) -> list[Item]:
+    """At most so many of some items, evenly spread over all of them."""
+    last = len(items) - 1
+    indices = np.linspace(0, last, min(len(items), most)).round().astype(int)
+    return [items[index] for index in np.unique(indices).tolist()]
 
 
 def look_at(file: BinaryIO) -> Picture:
@@ -230,45 +214,6 @@ def look_at(file: BinaryIO) -> Picture:
     return Picture()
 
 
-def read_pixels(content: bytes, picture: Picture, page: int | None) -> Pixels:
-    """The values of a picture.
-
-    Args:
-        content: of its file.
-        picture: what `look_at` says of it.
-        page: see `Reading`.
-
-    Raises:
-        PictureError: no such page, or a file that cannot be decoded.
-    """
-    if page is not None and not 0 <= page < picture.pages:
-        raise PictureError(f"--page {page}: there are pages 0 to {picture.pages - 1}")
-    if picture.kind == "TIFF":
-        return _read_tiff(content, page)
-    if picture.kind == "DICOM":
-        return _read_dicom(content, picture, page)
-    is_photograph = picture.kind == "photograph"
-    # The others too come without alpha, and turned as their EXIF data say.
-    flags = cv2.IMREAD_COLOR if is_photograph else cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR
-    values = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
-    if values is None:
-        raise PictureError(f"OpenCV cannot decode the {picture.kind}")
-    return Pixels(np.atleast_3d(values)[:, :, ::-1][:, :, : picture.bands])  # blue is OpenCV's first band
-
-
-def to_8_bits(
-    values: Shaped[np.ndarray, "height width"], low: float, high: float
-) -> UInt8[np.ndarray, "height width"]:
-    """One band with `low` and what is below it as 0, `high` and what is above as 255, rounded between them.
-
-    NaN becomes 0.
-    """
-    levels = np.subtract(values, low, dtype=np.float64)
-    levels /= high - low
-    levels *= 255
-    return np.nan_to_num(levels.clip(0, 255)).round().astype(np.uint8)
-
-
 def _look_at_png(head: bytes) -> Picture:
     bits, colour = head[24], head[25]
     if bits <= 8:
@@ -292,10 +237,10 @@ def _look_at_tiff(file: BinaryIO) -> Picture:
             return Picture()
         raise
     with TiffFile(file) as tiff:
-        pages = _pages_of(tiff)
+        pages = pages_of(tiff)
         first = pages[0]
         size = first.imagewidth, first.imagelength
-        if _orientation_of(first) in LYING:
+        if orientation_of(first) in LYING:
             size = first.imagelength, first.imagewidth
         num_bands = 3 if first.colormap is not None else first.samplesperpixel
         picture = Picture("TIFF", first.dtype, num_bands, len(pages), size)
@@ -318,16 +263,16 @@ def _has_colours(page: TiffPage) -> bool:
     if page.samplesperpixel - 1 != num_colours or len(page.extrasamples) != 1 or not page.extrasamples[0]:
         return False
     # Programs for measurements call their fourth band alpha, too. A mask has few values besides 0 and 255.
-    alpha = _values_of(page)[:, :, -1]
+    alpha = values_of(page)[:, :, -1]
     return np.isin(alpha, (0, 255)).mean() >= MASK_SHARE
 
 
-def _pages_of(tiff: TiffFile) -> list[TiffPage]:
+def pages_of(tiff: TiffFile) -> list[TiffPage]:
     """The pages without thumbnails and smaller copies."""
     return [page for page in tiff.pages if not page.is_reduced] or [tiff.pages[0]]
 
 
-def _values_of(page: TiffPage) -> Shaped[np.ndarray, "height width band"]:
+def values_of(page: TiffPage) -> Shaped[np.ndarray, "height width band"]:
     try:
         values = page.asarray()
     except ValueError as error:
@@ -343,35 +288,10 @@ def _values_of(page: TiffPage) -> Shaped[np.ndarray, "height width band"]:
     return np.atleast_3d(values)
 
 
-def _read_tiff(content: bytes, page: int | None) -> Pixels:
-    from tifffile import TiffFile
-
-    with TiffFile(BytesIO(content)) as tiff:
-        pages = _pages_of(tiff)
-        if page is not None:
-            pages = [pages[page]]
-        values = np.concatenate([_values_of(one) for one in pages], axis=2)
-        values = _upright(values, _orientation_of(pages[0]))
-        return Pixels(values, is_negative=pages[0].photometric.name == "MINISWHITE")
-
-
-def _orientation_of(page: TiffPage) -> int:
+def orientation_of(page: TiffPage) -> int:
     """How a page's values lie, as EXIF numbers it; 1 is upright."""
     tag = page.tags.get(ORIENTATION)
     return 1 if tag is None else int(tag.value)
-
-
-def _upright(
-    values: Shaped[np.ndarray, "height width band"], orientation: int
-) -> Shaped[np.ndarray, "rows columns band"]:
-    """A picture turned and mirrored as the orientation of EXIF says, as OpenCV does it with photographs."""
-    if orientation in LYING:
-        values = values.transpose(1, 0, 2)
-    if orientation in UPSIDE_DOWN:
-        values = values[::-1]
-    if orientation in MIRRORED:
-        values = values[:, ::-1]
-    return values
 
 
 def _look_at_dicom(file: BinaryIO) -> Picture:
@@ -381,26 +301,3 @@ def _look_at_dicom(file: BinaryIO) -> Picture:
     dtype = np.dtype(f"u{header.BitsAllocated // 8}")
     num_frames = int(header.get("NumberOfFrames") or 1)
     return Picture("DICOM", dtype, header.SamplesPerPixel, num_frames, (header.Columns, header.Rows))
-
-
-def _read_dicom(content: bytes, picture: Picture, page: int | None) -> Pixels:
-    from pydicom import dcmread
-    from pydicom.pixels import apply_rescale, pixel_array
-
-    dataset = dcmread(BytesIO(content))
-    if picture.pages == 1 or page is not None:
-        values = np.atleast_3d(apply_rescale(pixel_array(dataset, index=page or 0), dataset))
-    else:
-        values = np.moveaxis(apply_rescale(pixel_array(dataset), dataset), 0, 2)
-    return Pixels(values, _window_of(dataset), dataset.PhotometricInterpretation == "MONOCHROME1")
-
-
-def _window_of(dataset: Any) -> tuple[float, float] | None:
-    """The values that a DICOM file's first window shows as black and white; None without one."""
-    center, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
-    if center in (None, "") or width in (None, ""):
-        return None
-    center, width = float(np.atleast_1d(center)[0]), float(np.atleast_1d(width)[0])
-    if width <= 1:
-        return None
-    return center - width / 2, center + width / 2 - 1  # DICOM PS3.3, C.11.2.1.2.1

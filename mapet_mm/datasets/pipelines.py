@@ -53,7 +53,8 @@ def image_paths(dataset: Dataset) -> Iterator[str]:
     infos = map(dataset.get_data_info, range(len(dataset)))
     plain = getattr(type(dataset), "get_data_info", None) is BaseDataset.get_data_info
     if plain and dataset.serialize_data and len(dataset):  # a million in half the time
-        content, ends = memoryview(dataset.data_bytes), chain([0], dataset.data_address)
+        content = memoryview(dataset.data_bytes)
+        ends = chain([0], dataset.data_address)
         infos = (pickle.loads(content[start:end]) for start, end in pairwise(ends))
     return (path_of(info, dataset) for info in infos)
 

@@ -47,7 +47,8 @@ class TarShards(BaseDataset):
         **kwargs: arguments of MMPretrain's `BaseDataset`, such as `pipeline`.
 
     Raises:
-        UserError: there is no such file, or one is compressed or damaged.
+        UserError: there is no such file or no image, one is compressed or damaged, or its index cannot be
+            written.
 
     Examples:
         >>> images = TarShards("shards", pipeline=[dict(type="mapet_mm.LoadImageFromTar")])
@@ -73,7 +74,10 @@ class TarShards(BaseDataset):
         for number in tqdm(missing, desc="reading tar files", unit="file", delay=2):
             read_index(shards[number], indices[number])
         bar = tqdm(shards, desc="reading indices of tar files", unit="file", delay=2)
-        return TarImages.of([str(shard) for shard in shards], map(read_index, bar, indices))
+        images = TarImages.of([str(shard) for shard in shards], map(read_index, bar, indices))
+        if not len(images):
+            raise UserError(f"the tar files in `{self.data_root}` hold no images ({', '.join(EXTENSIONS)})")
+        return images
 
     def get_subset_(self, indices: Sequence[int] | int) -> None:
         """Keep some images, in this order; of a number, the first or, if it is negative, the last so many."""
@@ -203,7 +207,13 @@ def read_index(shard: Path, index: Path) -> list[tuple[str, int, int]]:
     images = stored.get("images")
     if stored.get("identity") != identity:
         images = list_images(shard)
-        replace_file(index, json.dumps(dict(identity=identity, images=images)).encode())
+        try:
+            replace_file(index, json.dumps(dict(identity=identity, images=images)).encode())
+        except OSError as error:
+            raise UserError(
+                f"the list of the images in {shard} cannot be written beside it ({error.strerror}): give "
+                "TarShards and LoadImageFromTar an `index_root`, a folder for these lists"
+            ) from error
     first: dict[str, tuple[str, int, int]] = {}
     for image in images:
         first.setdefault(os.path.normpath(image[0]), image)

@@ -8,7 +8,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from PIL import Image
 
 from mapet_mm.datasets.label_files import LabelFileError
-from mapet_mm.datasets.masks import MaskedImages, match_masks, read_masks, take_values
+from mapet_mm.datasets.masks import MaskedImages, endings_of, match_masks, read_masks, take_values
 from mapet_mm.datasets.transforms.labels import MapLabels
 from mapet_mm.utils.errors import UserError
 
@@ -75,6 +75,17 @@ def test_masks_are_taken_for_class_indices(trap, tmp_path):
     with DefaultScope.overwrite_default_scope("mmseg"):
         dataset = DATASETS.build(pair.dataset(*folders, pipeline=[LOAD, *classes.steps], **options))
     assert np.array_equal(dataset[0]["gt_seg_map"], np.array(expected)[INDICES])
+
+
+def test_unrelated_names_make_few_endings():
+    """Each costs a look at all names: with all of them, two folders of 100,000 files would take hours."""
+    images = [f"scene_{'abcdefghij'[number % 10]}{number}.jpg" for number in range(100)]
+    masks = [f"scene_{'klmnopqrst'[number % 10]}{number}.png" for number in range(100)]
+    plain, others = endings_of(images, masks)
+    assert plain == [(".jpg", ".png")]
+    assert len(others) <= 20
+    related = [name.replace(".jpg", "_mask.png") for name in images]
+    assert endings_of(images, [*masks, *related])[1][0] == (".jpg", "_mask.png")
 
 
 def test_steps_of_ones_own_are_written_only_where_mmsegmentation_has_none(tmp_path):

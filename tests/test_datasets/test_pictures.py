@@ -15,13 +15,13 @@ from mapet_mm.datasets.building import build_dataset
 from mapet_mm.datasets.pictures import (
     PHOTOGRAPHS,
     PictureError,
-    Pixels,
     Reading,
     look_at,
     look_at_path,
     size_of,
     spread,
 )
+from mapet_mm.datasets.pixels import Pixels
 from mapet_mm.datasets.reading import ImageReader, UndecodableError
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.utils.errors import UserError
@@ -268,9 +268,9 @@ def test_an_image_that_was_not_looked_at_is_no_better_than_a_broken_one(deep_fol
 
 
 def test_those_that_are_looked_at_are_spread_over_all():
-    assert spread(3) == [0, 1, 2]
-    assert spread(0) == []
-    chosen = spread(1_000_000)
+    assert spread("abc") == ["a", "b", "c"]
+    assert spread([]) == []
+    chosen = spread(range(1_000_000))
     assert len(chosen) == 200
     assert (chosen[0], chosen[-1]) == (0, 999_999)
 

@@ -176,6 +176,15 @@ def test_other_files_are_refused(content, pattern, match, tmp_path):
         build(tmp_path, pattern=pattern)
 
 
+def test_tar_files_without_images_and_lists_that_cannot_be_written_are_refused(shards):
+    with pytest.raises(UserError, match="an `index_root`, a folder for these lists"):
+        build(shards, index_root=str(shards / "nowhere"))
+    with tarfile.open(shards / "2.tar", "w") as file:
+        file.add(shards.parent / "folder/n01/a.cls", "a.cls")
+    with pytest.raises(UserError, match=r"hold no images \(\.jpg, "):
+        build(shards, pattern="2.tar")
+
+
 def test_an_image_that_cannot_be_decoded_is_named(shards):
     dataset = build(shards)
     info = dataset.get_data_info(1)

@@ -127,7 +127,7 @@ def _config(args: FinetuneOptions, labels: LabelledImages, pretrained: Pretraine
 def _of_masks(args: FinetuneOptions, labels: LabelledImages, pretrained: Pretrained) -> dict[str, Any]:
     """What the config of a segmentor has besides."""
     paths = [str(labels.folder / name) for name in labels.split.trained]
-    looked_at = [paths[index] for index in spread(len(paths))]
+    looked_at = spread(paths)
     short_side = int(np.median([min(size_of(path, look_at_path(path))) for path in looked_at]))
     multiple = 2 * pretrained.patch
     side = min(LARGEST_SIDE, short_side) // multiple * multiple

@@ -13,15 +13,8 @@ from mmcv.transforms import BaseTransform, LoadImageFromFile
 from mmengine import fileio
 from mmengine.dataset import Compose
 
-from mapet_mm.datasets.pictures import (
-    Picture,
-    PictureError,
-    Pixels,
-    depth_loss,
-    look_at,
-    read_pixels,
-    to_8_bits,
-)
+from mapet_mm.datasets.pictures import Picture, PictureError, depth_loss, look_at
+from mapet_mm.datasets.pixels import Pixels, read_pixels, to_8_bits
 from mapet_mm.datasets.tiles import cut_tile
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures.image_files import file_of
@@ -148,31 +141,36 @@ class LoadPicture(LoadImageFromFile):
 
     def mapped(self, pixels: Pixels) -> UInt8[np.ndarray, "height width band"]:
         """The picture in 8 bits, of the bands that are taken."""
-        values = pixels.values
-        levels = [to_8_bits(band, *pair) for band, pair in self._with_pairs(values, pixels.window)]
-        if self.bands is None and len(levels) == 1:
-            levels *= 3
+        num_bands = pixels.values.shape[2]
+        pairs = self._pairs_of(pixels)
+        if len(pairs) == 1:
+            pairs = pairs * num_bands
+        if len(pairs) != num_bands:
+            raise PictureError(f"{num_bands} bands with {len(pairs)} pairs of values in the range")
+        levels = []
+        for band, (low, high) in enumerate(pairs):
+            levels.append(to_8_bits(pixels.values[:, :, band], low, high))
+        # OpenMMLab's order and number of bands: grey is three equal ones, and of three, blue is the first.
+        if self.bands is None and num_bands == 1:
+            levels = levels * 3
         if len(levels) == 3:
             levels.reverse()
         image = np.stack(levels, axis=2)
-        return 255 - image if pixels.is_negative else image
+        if pixels.is_negative:
+            image = 255 - image
+        return image
 
-    def _with_pairs(self, values: np.ndarray, window: tuple[float, float] | None) -> list[tuple]:
-        """Each band with the values that become 0 and 255."""
-        bands = list(np.moveaxis(values, 2, 0))
-        picture = Picture(dtype=values.dtype)
-        pairs = self.pairs or [window or (0, 255)]
-        if values.dtype == np.bool_:
-            pairs = [(0, 1)]
-        elif picture.is_deep and not (self.pairs or window):
+    def _pairs_of(self, pixels: Pixels) -> list[Sequence[float]]:
+        """The values that become 0 and 255, once for all bands or for each of them."""
+        picture = Picture(dtype=pixels.values.dtype)
+        if picture.dtype == np.bool_:
+            return [(0, 1)]
+        if picture.is_deep and self.pairs is None and pixels.window is None:
             raise PictureError(depth_loss(picture))
-        elif not picture.is_deep and max(high for _, high in pairs) > 255:
-            pairs = [(0, 255)]
-        if len(pairs) == 1:
-            pairs = pairs * len(bands)
-        if len(pairs) != len(bands):
-            raise PictureError(f"{len(bands)} bands with {len(pairs)} pairs of values in the range")
-        return list(zip(bands, pairs, strict=True))
+        pairs = self.pairs or [pixels.window or (0, 255)]
+        if not picture.is_deep and max(high for _, high in pairs) > 255:  # a range for deeper pictures
+            return [(0, 255)]
+        return pairs
 
 
 @TRANSFORMS.register_module()

@@ -7,6 +7,7 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
 from mapet_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from mapet_mm.utils.errors import UserError
 
 OPTIONS = ("layer_decay_rate", "custom_keys")
 # Not decayed, however many dimensions they have; the mask token is decayed.
@@ -14,6 +15,10 @@ UNDECAYED = ("cls_token", "reg_token", "dist_token", "pos_embed", "bias")
 # Path components that data parallel, `torch.compile` and activation checkpointing add.
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 BACKBONE = "backbone."
+
+
+class LayerDecayError(UserError, ValueError):
+    """Options of an optimizer that cannot be followed."""
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -36,8 +41,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
               that fits is used and changes only what it names; `lr_mult` multiplies the depth's factor.
 
     Raises:
-        ValueError: an option that is unknown, out of range or missing; or, for a rate below 1, a backbone
-            that places no parameter below the top.
+        LayerDecayError: an option that is unknown, out of range or missing; or, for a rate below 1, a
+            backbone that places no parameter below the top.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -46,11 +51,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         self.rate = self.paramwise_cfg["layer_decay_rate"]
         unknown = sorted(set(self.paramwise_cfg) - set(OPTIONS))
         if unknown:
-            raise ValueError(f"paramwise_cfg has {', '.join(unknown)}: known are {', '.join(OPTIONS)}")
+            raise LayerDecayError(f"paramwise_cfg has {', '.join(unknown)}: known are {', '.join(OPTIONS)}")
         if self.base_lr is None or self.base_wd is None:
-            raise ValueError("optim_wrapper.optimizer has to give `lr` and `weight_decay`")
+            raise LayerDecayError("optim_wrapper.optimizer has to give `lr` and `weight_decay`")
         if not 0 < self.rate <= 1:
-            raise ValueError(f"paramwise_cfg.layer_decay_rate is {self.rate}: more than 0, at most 1")
+            raise LayerDecayError(f"paramwise_cfg.layer_decay_rate is {self.rate}: more than 0, at most 1")
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs: Any) -> None:
         """Append the model's parameter groups to `params`: one per depth, weight decay and rate."""
@@ -91,7 +96,7 @@ class Depths:
     """The depth of each parameter of a model, as its backbones with `get_layer_depth` say.
 
     Raises:
-        ValueError: the model has no such backbone.
+        LayerDecayError: the model has no such backbone.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -99,7 +104,7 @@ class Depths:
         self.backbones = find_backbones(model)
         if not self.backbones:
             kind = type(model).__name__
-            raise ValueError(f"{kind} has no `backbone.get_layer_depth`: leave `layer_decay_rate` out")
+            raise LayerDecayError(f"{kind} has no `backbone.get_layer_depth`: leave `layer_decay_rate` out")
 
     def of(self, name: str) -> tuple[int, int]:
         """Depth and number of depths of a parameter, by its plain name."""
@@ -112,11 +117,11 @@ class Depths:
         return first.get_layer_depth("head", BACKBONE)
 
     def require_below_top(self) -> None:
-        """Raise ValueError if all parameters of a backbone are at the top, so that nothing would decay."""
+        """Raise LayerDecayError if all parameters of a backbone are at the top: nothing would decay."""
         for prefix, backbone in self.backbones.items():
             depths = [self.of(name) for name in self.names if name.startswith(prefix)]
             if all(depth == num_depths - 1 for depth, num_depths in depths):
-                raise ValueError(
+                raise LayerDecayError(
                     f"get_layer_depth of {type(backbone).__name__} finds no parameter of `{prefix[:-1]}` "
                     "below the top, so all would learn at the full rate: what renames its layers?"
                 )

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -59,6 +60,9 @@ def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None
     `work_root` is the config's or `work_dirs`.
     """
     cfg = read_config(path, cfg_options)
+    scope = cfg.get("default_scope")
+    if scope in config_files.LIBRARIES and find_spec(scope) is None:
+        raise LaunchError(f"config {path}: its `default_scope` {scope} is a library that is not installed")
     name = Path(cfg.get("work_root", "work_dirs")) / Path(path).stem
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(name)
     for loader in (cfg[name] for name in DATALOADERS if cfg.get(name)):

@@ -173,7 +173,9 @@ class TIMMViT(TIMMBackbone):
         """Raise ValueError for a model that has not the parts of timm's ViTs."""
         kind = type(vit).__name__
         if kind not in KINDS:
-            raise ValueError(f"timm's {kind} is none of {', '.join(KINDS)}: mmpretrain.TIMMBackbone takes it")
+            raise SourceError(
+                f"timm's {kind} is none of {', '.join(KINDS)}: mmpretrain.TIMMBackbone takes it"
+            )
 
     def _set_norms(self, eps: float | None, final_norm: bool) -> None:
         """Set what all norms add to the variance, and leave out the one after the last layer."""
@@ -187,9 +189,9 @@ class TIMMViT(TIMMBackbone):
     def _known_out_type(self, out_type: str) -> str:
         """The `out_type` itself; ValueError if there is none such."""
         if out_type not in self.OUT_TYPES:
-            raise ValueError(f"out_type={out_type!r}: there are {', '.join(self.OUT_TYPES)}")
+            raise SourceError(f"out_type={out_type!r}: there are {', '.join(self.OUT_TYPES)}")
         if "cls_token" in out_type and self.timm_model.cls_token is None:
-            raise ValueError(f"out_type={out_type!r}: the model has no class token")
+            raise SourceError(f"out_type={out_type!r}: the model has no class token")
         return out_type
 
     def _layer_indices(self, out_indices: int | Sequence[int]) -> list[int]:
@@ -197,7 +199,7 @@ class TIMMViT(TIMMBackbone):
         num_layers = len(self.layers)
         indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
         if not all(-num_layers <= index < num_layers for index in indices):
-            raise ValueError(f"out_indices={out_indices}: the model has {num_layers} layers")
+            raise SourceError(f"out_indices={out_indices}: the model has {num_layers} layers")
         return [index % num_layers for index in indices]
 
     @property

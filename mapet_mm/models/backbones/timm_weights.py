@@ -20,7 +20,7 @@ POSITIONS = f"{OF_TIMM}pos_embed"
 
 
 class SourceError(UserError, ValueError):
-    """A file or folder that has no ViT of timm."""
+    """A `TIMMViT` that cannot be: of a file or folder without one, or with outputs that it has not."""
 
 
 def read_source(model_name: str) -> tuple[dict[str, Any], dict[str, Tensor] | None]:

@@ -14,6 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 import mapet_mm.registry  # noqa: F401
+from mapet_mm.utils.errors import UserError
 
 ARCH = dict(embed_dims=16, num_layers=3, num_heads=2, feedforward_channels=32)
 VIT = dict(type="mmpretrain.VisionTransformer", arch=ARCH, img_size=16, patch_size=4)
@@ -253,6 +254,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("model", "paramwise_cfg", "optimizer", "noun"), REFUSED)
 def test_options_that_cannot_be_followed_are_refused(model, paramwise_cfg, optimizer, noun):
-    with pytest.raises(ValueError, match=noun):
+    with pytest.raises(UserError, match=noun):
         build(model, paramwise_cfg, optimizer)
     assert len(build(nn.Linear(2, 2), None).optimizer.param_groups) == 2

@@ -87,6 +87,7 @@ def test_test_reports_and_keeps_metrics_and_predictions(trained, tmp_path, monke
 INIT = "model.backbone.init_cfg"
 TRAINING_REFUSED = [
     (dict(optim_wrapper=None), {}, "optim_wrapper"),
+    (dict(default_scope="mmrotate"), {}, "`default_scope` mmrotate is a library that is not installed"),
     ({}, dict(resume="gone.pth"), "gone.pth does not exist"),
     (dict(load_from="gone.pth"), {}, "`load_from`: gone.pth"),
     ({INIT: dict(type="Pretrained", checkpoint="")}, {}, "open: --cfg-options"),

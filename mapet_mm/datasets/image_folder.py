@@ -162,8 +162,11 @@ class ImageFolder(CustomDataset):
         lines = [line for line in list_from_file(self.ann_file) if line.strip()]
         if not self.with_label:
             return [(line, None) for line in lines]
-        parted = [line.rstrip().rpartition(" ") for line in lines]
-        return [(name, int(label)) for name, _, label in parted]
+        samples = []
+        for line in lines:
+            name, _, label = line.rstrip().rpartition(" ")
+            samples.append((name, int(label)))
+        return samples
 
     def _find_samples(self) -> list[tuple[str, int | None]]:
         """Names and classes of the images in the folder."""
@@ -189,4 +192,6 @@ class ImageFolder(CustomDataset):
         unknown = set(classes.values()) - set(known)
         if unknown:
             raise UserError(f"{folder} has classes that `metainfo` lacks: {listed(sorted(unknown), most=5)}")
-        return sorted(((name, number[label]) for name, label in classes.items()), key=lambda one: one[::-1])
+        samples = [(name, number[label]) for name, label in classes.items()]
+        samples.sort(key=lambda sample: (sample[1], sample[0]))  # by class, then by name
+        return samples

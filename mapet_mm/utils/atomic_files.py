@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+STALE_SECONDS = 3600  # after which nobody writes to a partial file any more
 # What file systems answer that cannot flush a folder (SMB shares, sshfs, shared folders) or, some, a file.
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -99,9 +100,9 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_stale(folder: Path, seconds: float = 3600.0) -> None:
+def remove_stale(folder: Path) -> None:
     """Remove what killed processes have left in a folder: partial files that nobody has written to lately."""
     for partial in folder.glob(".*.partial"):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if time.time() - partial.stat().st_mtime > seconds:
+            if time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 partial.unlink()

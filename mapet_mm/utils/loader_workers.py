@@ -12,7 +12,6 @@ from functools import partial
 from io import BytesIO
 from multiprocessing.util import get_temp_dir
 from tempfile import gettempdir
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -140,52 +139,3 @@ def _end_when_told_by(loader: int) -> None:
         received = signal.sigwaitinfo(SIGNALS)
         if received.si_signo == signal.SIGTERM and received.si_pid == loader:
             os._exit(0)
-
-
-class KilledWorkers:
-    """Lets a step end before a loader's worker that was killed does: PyTorch raises wherever Python is.
-
-    Args:
-        end: ends the run, by a SystemExit: PyTorch's loader catches all other errors.
-    """
-
-    def __init__(self, end: Callable[[RuntimeError], None]) -> None:
-        self.end = end
-        self.handler: Any = None  # PyTorch's of SIGCHLD, once a loader has workers
-        self.in_step = False
-        self.error: RuntimeError | None = None
-
-    def begin_step(self) -> None:
-        """Take SIGCHLD from PyTorch, in the main thread alone, where Python takes signals."""
-        self.in_step = True
-        handler = signal.getsignal(signal.SIGCHLD)
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread and callable(handler) and handler != self._on_child:
-            earlier = getattr(handler, "__self__", None)  # of a run that an error has ended
-            self.handler = earlier.handler if isinstance(earlier, KilledWorkers) else handler
-            signal.signal(signal.SIGCHLD, self._on_child)
-
-    def end_step(self) -> None:
-        """End the run if a worker was killed during the step."""
-        self.in_step = False
-        if self.error is not None:
-            self._end()
-
-    def give_back(self) -> None:
-        """Let PyTorch have the signal again."""
-        if self.handler is not None:
-            signal.signal(signal.SIGCHLD, self.handler)
-
-    def _on_child(self, number: int, frame: FrameType | None) -> None:
-        """What PyTorch does when a worker is killed, but after the step."""
-        try:
-            self.handler(number, frame)
-        except RuntimeError as error:
-            self.error = error
-            if not self.in_step:
-                self._end()
-
-    def _end(self) -> None:
-        # When another worker ends, PyTorch would raise for this one again.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self.end(self.error)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from mmengine.dist import all_reduce, barrier, get_world_size, is_main_process
@@ -18,7 +21,7 @@ from mapet_mm.engine.hooks.portable_checkpoint_hook import WHOLE_FILES, checkpoi
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import STOPPED, worker_message
-from mapet_mm.utils.loader_workers import KilledWorkers, outlive_signals
+from mapet_mm.utils.loader_workers import outlive_signals
 from mapet_mm.utils.signals import SAME_SIGNAL_SECONDS, listen
 
 LATEST = "latest.pth"
@@ -178,3 +181,52 @@ class InterruptionHook(Hook):
 
 def _folder(runner: Runner) -> str:
     return getattr(checkpoint_hook(runner), "out_dir", runner.work_dir)
+
+
+class KilledWorkers:
+    """Lets a step end before a loader's worker that was killed does: PyTorch raises wherever Python is.
+
+    Args:
+        end: ends the run, by a SystemExit: PyTorch's loader catches all other errors.
+    """
+
+    def __init__(self, end: Callable[[RuntimeError], None]) -> None:
+        self.end = end
+        self.handler: Any = None  # PyTorch's of SIGCHLD, once a loader has workers
+        self.in_step = False
+        self.error: RuntimeError | None = None
+
+    def begin_step(self) -> None:
+        """Take SIGCHLD from PyTorch, in the main thread alone, where Python takes signals."""
+        self.in_step = True
+        handler = signal.getsignal(signal.SIGCHLD)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and callable(handler) and handler != self._on_child:
+            earlier = getattr(handler, "__self__", None)  # of a run that an error has ended
+            self.handler = earlier.handler if isinstance(earlier, KilledWorkers) else handler
+            signal.signal(signal.SIGCHLD, self._on_child)
+
+    def end_step(self) -> None:
+        """End the run if a worker was killed during the step."""
+        self.in_step = False
+        if self.error is not None:
+            self._end()
+
+    def give_back(self) -> None:
+        """Let PyTorch have the signal again."""
+        if self.handler is not None:
+            signal.signal(signal.SIGCHLD, self.handler)
+
+    def _on_child(self, number: int, frame: FrameType | None) -> None:
+        """What PyTorch does when a worker is killed, but after the step."""
+        try:
+            self.handler(number, frame)
+        except RuntimeError as error:
+            self.error = error
+            if not self.in_step:
+                self._end()
+
+    def _end(self) -> None:
+        # When another worker ends, PyTorch would raise for this one again.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.end(self.error)

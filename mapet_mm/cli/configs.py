@@ -126,11 +126,11 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     """Images and tokens -> pre-trained ViT: the package's recipe for this size with these images."""
     (recipe,) = (PACKAGE / "configs").glob(args.about_method.recipe.format(choices.arch or "small"))
     cfg = Config.fromfile(recipe)
-    load_square = take_network(cfg, args, choices)
+    load_square = set_network(cfg, args, choices)
     if args.train != "all":
         cfg.model.train_backbone = args.train
     if choices.look.num_bands != 3:
-        take_bands(cfg, load_square, args, choices)
+        set_bands(cfg, load_square, args, choices)
     pipeline = [*load_square, *after_square(cfg, args, choices)]
     cfg.train_dataloader.dataset = images_config(args.images, pipeline)
     set_schedule(cfg, args, choices)
@@ -152,12 +152,12 @@ def pretraining_config(args: PretrainOptions, choices: Choices) -> Config:
     return pretraining
 
 
-def take_network(cfg: Config, args: PretrainOptions, choices: Choices) -> list[dict[str, Any]]:
+def set_network(cfg: Config, args: PretrainOptions, choices: Choices) -> list[dict[str, Any]]:
     """Give a recipe the network that was chosen; returns the steps that make a square of an image."""
     if choices.start and choices.start.network:
-        take_start(cfg, choices.start)
+        set_vit(cfg, choices.start)
     elif (choices.side, choices.grid) != (SIDE, GRID):
-        take_size(cfg, choices)
+        set_size(cfg, choices)
     if choices.tokens:
         init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
         cfg.model.backbone.init_cfg = init
@@ -189,7 +189,7 @@ def after_square(cfg: Config, args: PretrainOptions, choices: Choices) -> list[d
     return [*jitter, load_tokens, cfg.pack]
 
 
-def take_start(cfg: Config, start: Start) -> None:
+def set_vit(cfg: Config, start: Start) -> None:
     """Give a recipe the network of a start, and its images' mean and standard deviation."""
     width = start.vit.sizes["embed_dims"]
     options = dict(objective="mapet", drop_path_rate=cfg.model.backbone.drop_path_rate)
@@ -206,7 +206,7 @@ def take_start(cfg: Config, start: Start) -> None:
     cfg[EXPORTS] = asdict(start.vit)
 
 
-def take_size(cfg: Config, choices: Choices) -> None:
+def set_size(cfg: Config, choices: Choices) -> None:
     """Give a recipe's own ViT another size of images and patches, with the same share of them as context."""
     backbone = cfg.model.backbone
     backbone.img_size = choices.side
@@ -221,7 +221,7 @@ def take_size(cfg: Config, choices: Choices) -> None:
     backbone.cutting_point = 1 + num_context
 
 
-def take_bands(cfg: Config, load_square: list, args: PretrainOptions, choices: Choices) -> None:
+def set_bands(cfg: Config, load_square: list, args: PretrainOptions, choices: Choices) -> None:
     """Give a recipe a network of the images' bands, normalised by what is measured, and their jitter."""
     paths = [str(args.images / name) for name in choices.labels.names]
     mean, std = measured_statistics(load_square, paths)

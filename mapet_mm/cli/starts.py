@@ -24,7 +24,7 @@ from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest, digest_of_file
 from mapet_mm.utils.run_folder import EXPORTS, INIT, PRETRAINING, Run
-from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
+from mapet_mm.weight_files import read_checkpoint, write_weights
 
 ARCHS = ("tiny", "small", "base")
 NAMED = ("timm", "hf")
@@ -79,59 +79,58 @@ def take_start(source: str, out: Path, arch: str | None, side: int | None = None
     Raises:
         UserError: there is no such start, or it cannot be continued; the line names what can.
     """
+    start, weights = read_start(source, arch, side)
+    write_weights(out / INIT, weights, {EXPORTS: asdict(start.vit)} if start.vit else None)
+    return start
+
+
+def read_start(source: str, arch: str | None, side: int | None) -> tuple[Start, dict[str, Tensor]]:
+    """A start and its weights; see `take_start`."""
     library, _, name = source.partition(":")
     path = Path(source)
     if library not in NAMED and path.is_dir():
         if Run(path).exists:
-            return _of_run(source, out, arch, side)
+            last = Run(path).newest_checkpoint
+            return _of_file(f"{source} ({last.name})", last, arch, side)
         if not (path / "config.json").is_file():
             raise UserError(f"--init {source}: a folder without config.json or {PRETRAINING}; {TAKEN}")
         is_of_timm = '"architecture"' in (path / "config.json").read_text()
         library, name = ("timm", f"local-dir:{source}") if is_of_timm else ("hf", source)
     if library not in NAMED:
-        return _of_file(source, path, out, arch, side)
+        return _of_file(source, path, arch, side)
 
     if arch:
         raise UserError(f"--init {source}: the model has its own size; leave out --arch {arch}")
     take = of_timm if library == "timm" else of_hugging_face
     with one_line(f"--init {source}", FETCHED, TAKEN):
         vit, weights = take(name, side)
-        return _with_network(source, vit, weights, out)
+        return _of_another_library(source, vit, weights)
 
 
-def _of_file(source: str, path: Path, out: Path, arch: str | None, side: int | None) -> Start:
+def _of_file(source: str, path: Path, arch: str | None, side: int | None) -> tuple[Start, dict[str, Tensor]]:
     """A file of a plain ViT's weights; or one that this command wrote, of another ViT."""
     weights, meta = read_checkpoint(path)
-    if EXPORTS in meta:
-        vit = ContinuedViT.read(meta[EXPORTS])
-        trained_at = vit.images.img_size[0]
-        if side not in (None, trained_at):
-            raise UserError(
-                f"--init {source}: trained on images of {trained_at} pixels; leave --image-size out"
-            )
-        with one_line(f"--init {source}", FETCHED, TAKEN):
-            return _with_network(source, vit, weights, out)
-    found, words = take_weights(path, out / INIT, arch)
-    return Start([words], arch=found, grid=grid_of(side, PATCH) if side else GRID)
+    if EXPORTS not in meta:
+        return _of_plain_vit(path, weights, arch, side)
+    vit = ContinuedViT.read(meta[EXPORTS])
+    trained_at = vit.images.img_size[0]
+    if side not in (None, trained_at):
+        raise UserError(f"--init {source}: trained on images of {trained_at} pixels; leave --image-size out")
+    with one_line(f"--init {source}", FETCHED, TAKEN):
+        return _of_another_library(source, vit, weights)
 
 
-def _of_run(source: str, out: Path, arch: str | None, side: int | None) -> Start:
-    """The last checkpoint of another RUN."""
-    last = Run(Path(source)).newest_checkpoint
-    return _of_file(f"{source} ({last.name})", last, out, arch, side)
-
-
-def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str]:
-    """Convert a plain ViT's weights to start from; returns their ViT size and a line about them."""
+def _of_plain_vit(
+    path: Path, weights: Mapping[str, Tensor], arch: str | None, side: int | None
+) -> tuple[Start, dict[str, Tensor]]:
+    """A plain ViT of one of the sizes that the pre-training has recipes for, under any names."""
     try:
-        weights, told = as_start(read_weights(source))
+        weights, told = as_start(weights)
     except ValueError as error:
-        raise UserError(f"--init {source}: {error}; {FILE_TAKEN}") from error
+        raise UserError(f"--init {path}: {error}; {FILE_TAKEN}") from error
     sizes = sizes_of(weights)
     patch = weights["backbone.patch_embed.projection.weight"].shape[-1]
-
-    # The sizes that the pre-training has recipes for; with --arch only that one.
-    known = {}
+    known = {}  # with --arch only that one
     for name in [arch] if arch else ARCHS:
         settings = VisionTransformer.arch_zoo[f"deit-{name}"]
         known[name] = {key: settings[key] for key in sizes}
@@ -143,14 +142,16 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
     }
     for what, is_found in refused.items():
         if is_found:
-            raise UserError(f"--init {source}: {what}; {FILE_TAKEN}")
-    write_weights(target, weights)
+            raise UserError(f"--init {path}: {what}; {FILE_TAKEN}")
     (found,) = (name for name in known if known[name] == sizes)
-    return found, f"start: {source}, {told}"
+    grid = grid_of(side, PATCH) if side else GRID
+    return Start([f"start: {path}, {told}"], arch=found, grid=grid), weights
 
 
-def _with_network(source: str, vit: ContinuedViT, weights: Mapping[str, Tensor], out: Path) -> Start:
-    """Check that the method runs on a network of timm with these weights, and write them into a RUN.
+def _of_another_library(
+    source: str, vit: ContinuedViT, weights: Mapping[str, Tensor]
+) -> tuple[Start, dict[str, Tensor]]:
+    """A network of timm with these weights, on which the method runs.
 
     Raises:
         ValueError: it does not, or weights are missing or not finite.
@@ -171,7 +172,6 @@ def _with_network(source: str, vit: ContinuedViT, weights: Mapping[str, Tensor],
     kept = {name: value for name, value in weights.items() if name.startswith((TIMM_NETWORK, MASK_TOKEN))}
     with _only_warnings():
         _require_whole(MODELS.build(network), kept)
-    write_weights(out / INIT, kept, {EXPORTS: asdict(vit)})
     words = [
         f"start: {source}, timm's {network['model_name']} ({sizes['embed_dims']} wide), images of "
         f"{side} pixels in {grid} x {grid} patches"
@@ -184,7 +184,7 @@ def _with_network(source: str, vit: ContinuedViT, weights: Mapping[str, Tensor],
             f"export: the start's norms add {vit.norm_eps} to the variance, timm's {timms}: features of "
             "RUN/timm differ a little from RUN/huggingface's"
         )
-    return Start(words, grid=grid, network=network, vit=vit)
+    return Start(words, grid=grid, network=network, vit=vit), kept
 
 
 def context_patches(grid: int, embed_dims: int) -> int:

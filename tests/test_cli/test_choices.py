@@ -27,7 +27,7 @@ from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.run_report import method_words
 from mapet_mm.cli.stages import Stage, claim
-from mapet_mm.cli.starts import Start, take_weights
+from mapet_mm.cli.starts import Start, take_start
 from mapet_mm.datasets import StoredImages
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.models import MaPeTPretrainViT
@@ -269,7 +269,7 @@ def test_clip_is_asked_for_beside_a_start(photographs, monkeypatch):
 def test_the_starts_tokens_cluster_the_features_of_its_weights(tmp_path):
     model = deit().eval()
     torch.save(model.state_dict(), tmp_path / "deit.pth")
-    take_weights(tmp_path / "deit.pth", tmp_path / "init.pth", None)
+    take_start(str(tmp_path / "deit.pth"), tmp_path, None)
     config = init_tokens(Start([], arch="tiny")).config
     config["encoder"]["init_cfg"]["checkpoint"] = str(tmp_path / "init.pth")
     images = torch.randn(2, 3, 224, 224)
@@ -494,8 +494,9 @@ def deit(**arguments: object) -> torch.nn.Module:
 def test_weights_to_start_from_become_the_backbones(tmp_path):
     model = deit()
     torch.save({"model": model.state_dict()}, tmp_path / "deit.pth")
-    arch, told = take_weights(tmp_path / "deit.pth", tmp_path / "init.pth", None)
-    assert (arch, told) == ("tiny", f"start: {tmp_path}/deit.pth, names of timm, without head")
+    start = take_start(str(tmp_path / "deit.pth"), tmp_path, None)
+    assert (start.arch, start.grid) == ("tiny", 14)
+    assert start.words == [f"start: {tmp_path}/deit.pth, names of timm, without head"]
     weights = read_weights(tmp_path / "init.pth")
     assert torch.equal(weights["backbone.layers.0.attn.qkv.weight"], model.blocks[0].attn.qkv.weight)
     assert torch.equal(weights["backbone.layers.0.attn.gamma1.weight"], torch.ones(192))
@@ -513,15 +514,15 @@ def test_a_start_is_found_behind_one_prefix(tmp_path, prefix):
     weights = deit(num_classes=0).state_dict()
     behind = {prefix + name: value for name, value in weights.items()}
     torch.save(dict(behind, **{"dino_head.mlp.0.weight": torch.ones(3)}), tmp_path / "start.pth")
-    _, told = take_weights(tmp_path / "start.pth", tmp_path / "init.pth", None)
-    assert told.endswith("start.pth, names of timm, without dino_head")
+    start = take_start(str(tmp_path / "start.pth"), tmp_path, None)
+    assert start.words[0].endswith("start.pth, names of timm, without dino_head")
     found = read_weights(tmp_path / "init.pth")
     assert torch.equal(found["backbone.layers.3.attn.qkv.weight"], weights["blocks.3.attn.qkv.weight"])
     if prefix.startswith("teacher"):
         student = {f"student.{name}": value for name, value in weights.items()}
         torch.save({**behind, **student}, tmp_path / "start.pth")
         with pytest.raises(UserError, match=r"under `student\.`, `teacher\.backbone\.`"):
-            take_weights(tmp_path / "start.pth", tmp_path / "init.pth", None)
+            take_start(str(tmp_path / "start.pth"), tmp_path, None)
 
 
 OTHER_WEIGHTS = [
@@ -539,7 +540,7 @@ OTHER_WEIGHTS = [
 def test_weights_that_would_leave_parts_random_or_out_are_refused(tmp_path, weights, arch, noun):
     torch.save(weights(), tmp_path / "other.pth")
     with pytest.raises(UserError, match=noun):
-        take_weights(tmp_path / "other.pth", tmp_path / "init.pth", arch)
+        take_start(str(tmp_path / "other.pth"), tmp_path, arch)
     assert not (tmp_path / "init.pth").exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -13,10 +12,9 @@ from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.datasets.groups import draw_share
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
-from mapet_mm.evaluation.metrics.neighbours import suiting_k
 from mapet_mm.evaluation.models import load_model
 from mapet_mm.evaluation.protocol import Evaluated
-from mapet_mm.evaluation.protocols.knn import NearestNeighbours
+from mapet_mm.evaluation.verdict import knn_hits
 from mapet_mm.models.utils.low_rank import ADAPTERS
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.dist import print_once
@@ -88,7 +86,4 @@ def top1_of(checkpoint: Path, cache: Path) -> float:
     model.config[SECTION].val.dataset.ann_file = CHOOSING
     images = read_image_sets(model.config)
     features = {name: take_features(model, images[name], cache) for name in ("train", "val")}
-    evaluated = Evaluated(features, images, model.backbone.device)
-    neighbours = NearestNeighbours(k=suiting_k(len(features["train"])))
-    votes = partial(neighbours.votes, evaluated, features["train"].settings[-1])
-    return float(neighbours.hits(evaluated, "val", [votes])[0].mean())
+    return float(knn_hits(Evaluated(features, images, model.backbone.device)).mean())

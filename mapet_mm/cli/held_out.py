@@ -15,6 +15,7 @@ from mapet_mm.datasets.labels import Labels, labels_of, split_images
 from mapet_mm.evaluation.image_sets import SECTION
 from mapet_mm.evaluation.images import Data
 from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, SHOTS, suiting_k, too_few_voters
+from mapet_mm.evaluation.protocols.regression import require_scikit_learn
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.atomic_files import replace_file
@@ -71,6 +72,8 @@ def write_lists(args: PretrainOptions, labels: Labels) -> str:
     testable = [name for name in drawn if name not in trained_on]
     num_passed = args.epochs * len(labels.names)
     chosen = write_verdict_lists(args.run, (VOTING, TESTED), labels, voters, testable, num_passed, args.seed)
+    if read_lines(args.run / VOTING):
+        require_scikit_learn()  # which the verdict takes, after the training
 
     how_many = f"{len(split.held_out)} images"
     if labels.groups:

@@ -186,19 +186,23 @@ def labelled_measures(evaluated: Mapping[str, Evaluated], compared_with: str) ->
 
 def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
     """For each measure, 100 for a held-out image that is classified right, 0 for others, or their mean."""
-    train = evaluated.features["train"]
-    neighbours = NearestNeighbours(k=suiting_k(len(train)))
-    setting = train.settings[-1]
-    votes = partial(neighbours.votes, evaluated, setting)
-    hits = {"k-NN, top-1 (%)": neighbours.hits(evaluated, "val", [votes]).hits.mean(0)}
+    hits = {"k-NN, top-1 (%)": knn_hits(evaluated)}
     few = LowShot()
-    scorers = few.scorers(evaluated, SHOTS, fitted_scaler(train))
+    scorers = few.scorers(evaluated, SHOTS, fitted_scaler(evaluated.features["train"]))
     if scorers:
         # Where each class has no more than these, all draws would be the same images.
         drawn = ", one draw: there are no more" if len(scorers) == 1 else ""
         what = "labels" if evaluated.images["train"].groups is None else "groups"
         hits[f"{SHOTS} {what} a class{drawn}, top-1 (%)"] = few.hits(evaluated, "val", scorers).hits.mean(0)
     return hits
+
+
+def knn_hits(evaluated: Evaluated) -> Float[np.ndarray, " image"]:
+    """For each held-out image 100 if k-NN finds its class, else 0."""
+    train = evaluated.features["train"]
+    neighbours = NearestNeighbours(k=suiting_k(len(train)))
+    votes = partial(neighbours.votes, evaluated, train.settings[-1])
+    return neighbours.hits(evaluated, "val", [votes]).hits.mean(0)
 
 
 def measure_of(

@@ -1,6 +1,7 @@
 """What a pre-training holds out: a tenth of each class, lists of it, and a config that keeps to them."""
 
 import hashlib
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,13 @@ def test_a_short_training_has_a_smaller_verdict(counts, num_tested, num_voting, 
 
 def test_there_is_no_verdict_if_nobody_wants_one(tmp_path):
     assert lists(tmp_path, no_verdict=True) == {}
+
+
+def test_what_the_verdict_needs_is_asked_for_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # not installed
+    lists(tmp_path, class_level=0)  # measures without labels need none
+    with pytest.raises(ImportError, match="sklearn"):
+        lists(tmp_path)
 
 
 def test_the_config_trains_without_the_held_out_images_and_measures_on_them(tmp_path):

@@ -184,7 +184,7 @@ def after_square(cfg: Config, args: PretrainOptions, choices: Choices) -> list[d
     load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=TOKENS)
     if args.teacher_images:  # the store has its names from there
         load_tokens["data_root"] = str(args.images.absolute())
-    # Other bands than three are jittered on the device: see `take_bands`.
+    # Other bands than three are jittered on the device: see `set_bands`.
     jitter = [cfg.color_jitter] if choices.look.num_bands == 3 else []
     return [*jitter, load_tokens, cfg.pack]
 

@@ -70,8 +70,7 @@ def write_lists(args: PretrainOptions, labels: Labels) -> str:
     voters = distinct.intersection(split.trained)
     trained_on = {original[name] for name in split.trained}  # where groups part copies
     testable = [name for name in drawn if name not in trained_on]
-    num_passed = args.epochs * len(labels.names)
-    chosen = write_verdict_lists(args.run, (VOTING, TESTED), labels, voters, testable, num_passed, args.seed)
+    chosen = write_verdict_lists(args.run, (VOTING, TESTED), labels, voters, testable, args.epochs, args.seed)
     if read_lines(args.run / VOTING):
         require_scikit_learn()  # which the verdict takes, after the training
 
@@ -108,7 +107,7 @@ def write_verdict_lists(
     labels: Labels,
     voters: Collection[str],
     testable: Sequence[str],
-    num_passed: int,
+    epochs: int,
     seed: int,
 ) -> str:
     """Choose the images of a verdict and write their lists, of lines `name class` if there are classes.
@@ -124,13 +123,13 @@ def write_verdict_lists(
         labels: of the images.
         voters: names of images that can vote.
         testable: names of images that can be tested, in random order.
-        num_passed: images that the training passes.
+        epochs: of the training.
         seed: of the draw.
 
     Returns:
         Words for the choice.
     """
-    budget = int(SHARE * num_passed)
+    budget = int(SHARE * (epochs * len(labels.names)))
     tested = groups_in_turn(testable, labels.groups)[: max(FEWEST_TESTED, budget // 2)]
     words = f"{len(tested)} of them tested, measures without labels"
     if labels.classes:
@@ -224,7 +223,6 @@ def with_other_classes(cfg: Config, model: str, data: Data) -> tuple[Config, Dat
     about = labels.about
     seed = cfg.randomness.seed
     (testable,) = shuffled_classes(held_out, None, seed)
-    num_passed = cfg.train_cfg.max_epochs * len(labels.names)
     (run / OTHER_GROUPS).unlink(missing_ok=True)
     if labels.groups:
         write_groups(run / OTHER_GROUPS, labels)
@@ -240,7 +238,8 @@ def with_other_classes(cfg: Config, model: str, data: Data) -> tuple[Config, Dat
                 f"; {len(on_both_sides)} have images that were trained on, and {len(voting)} of them vote"
             )
     files = (OTHER_VOTING, OTHER_TESTED)
-    chosen = write_verdict_lists(run, files, labels, trained, testable, num_passed, seed)
+    epochs = cfg.train_cfg.max_epochs
+    chosen = write_verdict_lists(run, files, labels, trained, testable, epochs, seed)
     drop_skipped(run, *files)
     print_once(f"{chosen}; {about}")
     loader = cfg[SECTION].val.to_dict()

@@ -445,6 +445,16 @@ def test_options_that_cannot_be_are_refused(given, message):
         FinetuneOptions(run="r", out="o", **given)
 
 
+def test_a_file_of_groups_is_the_same_by_any_path(tmp_path, monkeypatch):
+    (tmp_path / "clips.txt").write_text("a.png 1\nb.png 2")
+    monkeypatch.chdir(tmp_path)
+    kept = [
+        FinetuneOptions(run="r", out="o", images="i", groups=str(file)).recorded()
+        for file in ("clips.txt", tmp_path / "clips.txt")
+    ]
+    assert kept[0] == kept[1]
+
+
 def test_the_command_line_has_the_options():
     words = ["RUN", "--masks", "IMAGES", "MASKS", "--out", "OUT"]
     args = finetune.parse_args([*words, "--ignore", "255,11", "--groups", "1", "--no-compare"])

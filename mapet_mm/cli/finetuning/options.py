@@ -27,7 +27,7 @@ from mapet_mm.cli.data_options import (
     class_level_words,
     labels_words,
 )
-from mapet_mm.utils.identity import canonical
+from mapet_mm.utils.identity import canonical, digest_of_file
 
 
 def _values(text: Any) -> tuple[int, ...]:
@@ -146,6 +146,8 @@ class FinetuneOptions(Options):
         kept["run"] = self.run.resolve()
         kept["images"] = self.images and self.images.resolve()
         kept["masks"] = self.masks and [folder.resolve() for folder in self.masks]
+        if self.groups and Path(self.groups).is_file():  # wherever it lies
+            kept["groups"] = digest_of_file(self.groups)
         return canonical(kept)
 
 

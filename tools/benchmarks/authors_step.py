@@ -62,8 +62,10 @@ class AuthorsStep:
     def __call__(self) -> Tensor:
         images, targets, query_masks, content_masks, is_target = self.batch
         if self.in_loop:
-            images, targets = images.to(self.device), targets.to(self.device)
-            query_masks, content_masks = query_masks.to(self.device), content_masks.to(self.device)
+            images = images.to(self.device)
+            targets = targets.to(self.device)
+            query_masks = query_masks.to(self.device)
+            content_masks = content_masks.to(self.device)
         with torch.autocast(self.device, self.data_type, enabled=self.scaler.is_enabled()):
             logits = self.model(images, query_masks, content_masks, is_target)  # B V T
             loss = nn.functional.cross_entropy(logits, targets)

@@ -66,9 +66,10 @@ def write_photographs(folder: Path, count: int) -> None:
     for number in range(count):
         source = Image.fromarray(sources[number % len(sources)])
         share = rng.uniform(0.7, 1.0)
-        width, height = share * source.width, share * source.width * HEIGHT / WIDTH
-        height = min(height, source.height)
-        left, top = rng.uniform(0, source.width - width), rng.uniform(0, source.height - height)
+        width = share * source.width
+        height = min(width * HEIGHT / WIDTH, source.height)
+        left = rng.uniform(0, source.width - width)
+        top = rng.uniform(0, source.height - height)
         box = (left, top, left + width, top + height)
         part = source.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC, box)
         part.save(folder / f"{number:05}.jpg", quality=QUALITY)
@@ -171,7 +172,8 @@ def workers_seconds() -> float:
 def main() -> None:
     """Measure each loader in turns, and print the table."""
     args = read_arguments()
-    rates, own = defaultdict(list), defaultdict(list)
+    rates = defaultdict(list)
+    own = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         size = in_fresh_process(prepare, root, args.images, **ONE_THREAD)

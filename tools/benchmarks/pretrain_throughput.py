@@ -338,7 +338,10 @@ def kernels_of(step: Callable[[], Tensor], label: str, steps: int = 3) -> str:
 def kind_of(kernel: str) -> str:
     """The kind of work that a kernel's name tells."""
     name = kernel.lower()
-    return next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "other")
+    for kind, words in KINDS.items():
+        if any(word in name for word in words):
+            return kind
+    return "other"
 
 
 def main() -> None:

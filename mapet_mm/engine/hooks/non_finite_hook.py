@@ -142,8 +142,9 @@ class NonFiniteHook(Hook):
             )
 
     def _check_gradients(self, optimizer: Optimizer, *_: Any) -> None:
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        gradients = [one.grad for one in parameters if one.grad is not None]
+        gradients: list[Tensor] = []
+        for group in optimizer.param_groups:
+            gradients += [one.grad for one in group["params"] if one.grad is not None]
         if not gradients:
             return
         norm = get_total_norm(gradients)

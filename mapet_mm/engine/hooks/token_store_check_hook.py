@@ -51,7 +51,8 @@ class TokenStoreCheckHook(Hook):
     priority = "VERY_HIGH"
 
     def __init__(self, codebook: str | None = None, alignment: bool = True) -> None:
-        self.codebook, self.alignment = codebook, alignment
+        self.codebook = codebook
+        self.alignment = alignment
         self.tokenizer: str | None = None
         self.tokenizer_before: str | None = None
 
@@ -69,7 +70,8 @@ class TokenStoreCheckHook(Hook):
         self._check(runner, runner.train_dataloader.dataset)
         if runner.val_loop is not None:
             self._check(runner, runner.val_dataloader.dataset)
-        before, now = self.tokenizer_before, self.tokenizer
+        before = self.tokenizer_before
+        now = self.tokenizer
         if runner.iter and None not in (before, now) and before != now:  # resumed
             raise TokenStoreError(
                 f"this training began with the tokens of another tokenizer ({before[:12]}) than its token "

@@ -64,8 +64,10 @@ class AutocastOptimWrapper(OptimWrapper):
         """Unscale, clip and update; a step with infinite gradients is left out and the scale lowered."""
         if self.clip_grad_kwargs:
             self.loss_scaler.unscale_(self.optimizer)
-            parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
-            norm = self.clip_func([p for p in parameters if p.grad is not None], **self.clip_grad_kwargs)
+            clipped: list[nn.Parameter] = []
+            for group in self.optimizer.param_groups:
+                clipped += [parameter for parameter in group["params"] if parameter.grad is not None]
+            norm = self.clip_func(clipped, **self.clip_grad_kwargs)
             if norm is not None:  # clipped by norm, not by value
                 log_late(self.message_hub, f"train/{self.grad_name}", norm)
         self.loss_scaler.step(self.optimizer, **kwargs)

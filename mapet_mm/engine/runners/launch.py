@@ -176,9 +176,9 @@ def needs_token_check(cfg: Config) -> bool:
     """
     if lists_hook(cfg, "TokenStoreCheckHook"):
         return False
-    parts = nodes([cfg.train_dataloader, cfg.get("val_dataloader")])
-    if any(is_of_type(node, kind) for _, node in parts for kind in ("LoadTokenGrid", "StoredImages")):
-        return True
+    for _, node in nodes([cfg.train_dataloader, cfg.get("val_dataloader")]):
+        if is_of_type(node, "LoadTokenGrid") or is_of_type(node, "StoredImages"):
+            return True
     generator = cfg.model.get("target_generator")
     kind = class_of(generator["type"], MODELS) if generator else None
     return isinstance(kind, type) and issubclass(kind, Tokenizer)

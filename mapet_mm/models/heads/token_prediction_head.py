@@ -71,7 +71,8 @@ class TokenPredictionHead(BaseModule):
         if counted is not None:
             counted = counted.flatten()
         if self.is_linear:  # without ever holding all logits
-            weight, bias = self.projection.weight, self.projection.bias
+            weight = self.projection.weight
+            bias = self.projection.bias
             loss, hits = linear_cross_entropy(latents.flatten(0, 1), weight, bias, targets, counted)
         else:
             loss, hits = cross_entropy(self(latents).flatten(0, 1), targets, counted)

@@ -81,7 +81,8 @@ class GridKMeans(Tokenizer):
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)  # before the minutes of a weights download
         if isinstance(encoder, nn.Module):
-            network, weights = encoder, "given"
+            network = encoder
+            weights = "given"
         else:
             network, weights = build_frozen(encoder, random_seed)
         super().__init__(network, image_size)

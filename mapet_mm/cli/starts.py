@@ -139,6 +139,7 @@ def _of_plain_vit(
         f"a ViT with patches of {patch}": patch != PATCH,
         "a ViT without a class token": "backbone.cls_token" not in weights,
         "weights without a final norm (of a fine-tuned MAE?)": FINAL_NORM not in weights,
+        "weights that are not finite": not all(value.isfinite().all() for value in weights.values()),
     }
     for what, is_found in refused.items():
         if is_found:

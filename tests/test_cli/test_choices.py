@@ -531,6 +531,7 @@ OTHER_WEIGHTS = [
     (lambda: deit(depth=6).state_dict(), None, "'num_layers': 6"),
     (lambda: deit(class_token=False, global_pool="avg").state_dict(), "tiny", "class token"),
     (lambda: deit(global_pool="avg", fc_norm=True).state_dict(), None, "without a final norm"),
+    (lambda: deit().state_dict() | {"norm.bias": torch.full((192,), torch.nan)}, None, "are not finite"),
     # DINOv2's own file, whose weights timm and Hugging Face have by name.
     (lambda: deit(patch_size=14, init_values=1.0).state_dict(), None, "14; .*hf:facebook/dinov2-small"),
 ]

@@ -6,6 +6,7 @@ values of either face are read and checked by the dataclass itself.
 
 import argparse
 import operator
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -34,7 +35,15 @@ def _as_flag(value: Any) -> bool:
 
 FLAG = Kind(_as_flag, "True or False")  # without a value on the command line
 TEXT = Kind(str, "a text")
-PATH = Kind(Path, "a path")
+
+
+def _path(value: Any) -> Path:
+    """A path; `~/` is the home folder, which a shell puts in, and Python does not."""
+    text = os.fspath(value)
+    return Path(text).expanduser() if text.startswith("~/") else Path(text)
+
+
+PATH = Kind(_path, "a path")
 
 
 def one_of(*names: str) -> Kind:

@@ -75,6 +75,12 @@ def test_python_values_of_another_type_or_number_are_refused():
             Baking(flour="mill", oven="old", **wrong)
 
 
+def test_the_home_folder_may_be_written_in_python(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/baker")
+    assert Baking(flour="~/flour", oven="~/stone").flour == Path("/home/baker/flour")
+    assert Baking(flour="~flour", oven="").flour == Path("~flour")  # no user of this name is looked up
+
+
 def test_one_text_is_one_value():
     assert Baking(flour="mill", oven="old", seeds="poppy").seeds == ("poppy",)
 

@@ -146,8 +146,15 @@ class TIMMViT(TIMMBackbone):
         if self.takes_any_size:
             network.update(dynamic_img_size=True, dynamic_img_pad=True)
         network.update(kwargs)
-        with only_safe_globals():  # timm loads with PyTorch's list of what a file may hold, MMEngine's on it
-            super().__init__(pretrained=pretrained and weights is None, init_cfg=init_cfg, **network)
+        try:
+            with (
+                only_safe_globals()
+            ):  # timm loads with PyTorch's list of what a file may hold, not MMEngine's
+                super().__init__(pretrained=pretrained and weights is None, init_cfg=init_cfg, **network)
+        except TypeError as error:  # the network has no such argument
+            raise SourceError(
+                f"{model_name}: {error}: it is none of timm's {' and '.join(KINDS)}?"
+            ) from error
         vit = self.timm_model
         self._require_known(vit)
         self._set_norms(network_eps if norm_eps is None else norm_eps, final_norm)

@@ -250,11 +250,12 @@ def test_sources_that_are_none_and_settings_that_cannot_be_are_refused(run, tmp_
         ),
         (dict(model_name="vit_tiny_patch16_224", out_type="map"), "there are featmap"),
         (dict(model_name="vit_tiny_patch16_224", out_indices=[12]), "has 12 layers"),
+        (dict(model_name="resnet18"), "it is none of timm's VisionTransformer and Eva"),
         (
             dict(model_name="vit_tiny_patch16_224", out_type="cls_token", class_token=False, global_pool=""),
             "no class",
         ),
     ]
     for arguments, message in refused:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             MODELS.build(dict(type="mapet_mm.TIMMViT", **arguments))

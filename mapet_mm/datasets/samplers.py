@@ -72,7 +72,9 @@ class SeededSampler(Sampler):
         self.sampler = sampler
         self.seed = seed
         self.rank, self.world_size = get_dist_info()
-        self.epoch = self.start = self.skipped = 0
+        self.epoch = 0
+        self.start = 0
+        self.skipped = 0  # by MMEngine, of the same epoch
         # MMEngine calls `skip` if a sampler has it, else draws and drops batches.
         if hasattr(sampler, "skip"):
             self.skip = self._skip
@@ -98,7 +100,9 @@ class SeededSampler(Sampler):
     def __iter__(self) -> Iterator[SeededIndex]:
         start = self.start
         first = self.skipped + start
-        self.start = self.skipped = 0
+        # For this epoch alone: the next one begins with its first image.
+        self.start = 0
+        self.skipped = 0
         state = epoch_state(self.seed, self.epoch)
         for number, index in enumerate(islice(self.sampler, start, None), first):
             position = number * self.world_size + self.rank  # in the order over all processes

@@ -51,10 +51,13 @@ def replace_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
         print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
         return
     reasons = load.store.skipped
-    skipped, pending = [], []
+    skipped = []
+    pending = []
     for index in without_tokens:
-        is_skipped = bool(reasons) and load.name_of(path(index)) in reasons
-        (skipped if is_skipped else pending).append(index)
+        if reasons and load.name_of(path(index)) in reasons:
+            skipped.append(index)
+        else:
+            pending.append(index)
     kind = type(dataset).__name__
     if pending:
         raise MissingTokensError(

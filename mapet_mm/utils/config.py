@@ -84,11 +84,14 @@ def check_numbers(cfg: Config) -> None:
         low, high = NUMBERS.get(key.rpartition(".")[2], (None, None))
         if low is None or value is None:
             continue
-        if not isinstance(value, Integral) or not low <= value <= high:
-            limit = f" to {high}" if high < math.inf else " on"
-            raise LaunchError(
-                f"config {cfg.filename}: `{key}` is {value!r}: give a whole number from {low}{limit}"
-            )
+        if isinstance(value, Integral) and low <= value <= high:
+            continue
+        limit = " on"
+        if high < math.inf:
+            limit = f" to {high}"
+        raise LaunchError(
+            f"config {cfg.filename}: `{key}` is {value!r}: give a whole number from {low}{limit}"
+        )
 
 
 def require_entries(cfg: Config, *keys: str, remedy: str = "") -> None:
@@ -104,7 +107,9 @@ def scope_of(cfg: Config) -> str:
     if cfg.get("default_scope"):
         return cfg.default_scope
     model = cfg.get("model") or {}
-    kind = class_of(model["type"], MODELS) if "type" in model else None
+    kind = None
+    if "type" in model:
+        kind = class_of(model["type"], MODELS)
     packages = [base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())]
     return next((name for name in packages if name in LIBRARIES), "mmpretrain")
 
@@ -122,12 +127,14 @@ def class_of(kind: str | Callable, registry: Registry) -> Callable | None:
 def nodes(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Each dict, list and leaf in a part of a config, with its key: `model.backbone.init_cfg`."""
     yield key, config
+    children: Iterable[tuple[Any, Any]] = ()
     if isinstance(config, Mapping):
         children = config.items()
-    else:
-        children = enumerate(config) if isinstance(config, list | tuple) else ()
+    elif isinstance(config, list | tuple):
+        children = enumerate(config)
+    prefix = f"{key}." if key else ""
     for name, child in children:
-        yield from nodes(child, f"{key}.{name}" if key else str(name))
+        yield from nodes(child, f"{prefix}{name}")
 
 
 def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -150,7 +157,9 @@ def as_python(value: Any) -> str:
         return f"dict({', '.join(f'{name}={as_python(each)}' for name, each in value.items())})"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_python, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
 
 
 def shell_command(cfg: Config, words: Iterable[str | os.PathLike]) -> str:

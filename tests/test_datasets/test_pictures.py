@@ -217,8 +217,10 @@ def test_a_range_without_an_order_is_refused(values):
 def test_broken_files_are_left_to_their_decoder(tmp_path):
     whole = BytesIO()
     Image.fromarray(DEEP).save(whole, "tiff")
-    for content in (b"", b"\x89PNG", b"P5 x", b"II*\0", whole.getvalue()[:60], bytes(128) + b"DICM"):
+    for content in (b"", b"\x89PNG", b"P5 x", b"II*\0", whole.getvalue()[:60]):
         assert look_at(BytesIO(content)).kind == "photograph"
+    pytest.importorskip("pydicom")
+    assert look_at(BytesIO(bytes(128) + b"DICM")).kind == "photograph"
 
 
 def test_bands_go_through_pillows_resizing_one_by_one():

@@ -147,7 +147,7 @@ def test_images_of_more_than_8_bits_are_refused_from_files_and_from_pil(vit, tmp
     assert mapping(image)[:, :, 0].max() < mapping(image)[:, :, -1].min()
     image.save(tmp_path / "deep.tif")
     torch.testing.assert_close(mapping(tmp_path / "deep.tif"), mapping(image))
-    with pytest.raises(UserError, match=r"deep\.tif`: values of (16 bits|32 bits|float32).*--range LOW HIGH"):
+    with pytest.raises(UserError, match=r"deep\.tif`: values of (16 bits|int32|float32).*--range LOW HIGH"):
         transform(tmp_path / "deep.tif")
 
 

@@ -101,6 +101,7 @@ def read_arguments() -> Namespace:
     args = parser.parse_args()
     if args.dry_run:
         args.repeats = 1
+        args.limit = None  # however slow the machine is
     if args.authors:
         args.variants = [*AUTHORS, *(name for name in args.variants if name not in AUTHORS)]
     elif set(args.variants) & set(AUTHORS):

@@ -109,7 +109,7 @@ def curves_of(run: Run, usage: TokenUsage | None) -> Section:
 
 def patches_sections(models: Mapping[str, Model], images: ImageSet) -> list[Section]:
     """Features of eight images' patches as colours, and the class token's attention; none without patches."""
-    chosen = spread(len(images), COLOURED)
+    chosen = spread(range(len(images)), COLOURED)
     batch = torch.stack([images[index]["inputs"] for index in chosen])
     pictures = [picture_of(images, index, models[RESULT]) for index in chosen]
     colours = {}
@@ -151,7 +151,7 @@ def neighbours_section(model: Model, images: Mapping[str, ImageSet], cache: Path
     """Five held-out images and the images that are most alike to the pre-trained model."""
     val = images["val"]
     known = images.get("train", val)
-    queries = spread(len(val), QUERIES)
+    queries = spread(range(len(val)), QUERIES)
     features = take_features(model, val, cache)
     setting = features.settings[-1]
     values = take_features(model, known, cache).pooled(setting)

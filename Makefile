@@ -44,7 +44,7 @@ DOCS_BIN := $(DOCS)/bin
 DOCS_STAMP := $(DOCS)/.installed
 # Processes that tests run in: for a quarter of the time a test waits, so three keep two cores busy.
 JOBS ?= 3
-# glibc keeps the memory that a process frees: on CPUs a training step is up to a third faster (docs/performance.md).
+# glibc keeps the memory that a process frees, so that a step on CPUs waits less for pages.
 KEEP_MEMORY := MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_MMAP_THRESHOLD_=2147483647
 TORCH := torch==2.11.0 torchvision==0.26.0
 

@@ -380,6 +380,29 @@ def test_an_image_of_16_bits_among_photographs_is_not_cut_to_8(tmp_path, ran):
         )
 
 
+def test_the_few_images_that_cannot_be_decoded_are_left_out_and_named(tmp_path, monkeypatch, capsys):
+    save_own_run(tmp_path)
+    write_squares(tmp_path / "i", [f"{name}/{i}.png" for name in ("bright", "dark") for i in range(10)])
+    (tmp_path / "i/bright/cut.png").write_bytes((tmp_path / "i/bright/1.png").read_bytes()[:200])
+    monkeypatch.setattr(finetune, "run_stages", lambda *_: None)
+    monkeypatch.setattr(finetune, "compare", lambda *_: None)
+    args = options(tmp_path, tmp_path / "out", images=tmp_path / "i", no_compare=True)
+    finetune.finetune(args)
+    assert "images that cannot be decoded, left out: 1, see " in capsys.readouterr().out
+    name, reason = (tmp_path / "out/left_out.txt").read_text().rstrip("\n").split("\t")
+    assert (name, bool(reason)) == ("bright/cut.png", True)
+    listed = [(tmp_path / f"out/{part}.txt").read_text() for part in ("train", "val")]
+    assert sum(text.count("\n") + 1 for text in listed) == 20
+    assert not any("cut" in text for text in listed)
+    with monkeypatch.context() as second_start:  # reads the list
+        second_start.setattr("mapet_mm.datasets.reading.read_whole", lambda *_: pytest.fail("decoded again"))
+        finetune.finetune(args)
+
+    (tmp_path / "i/dark/empty.png").touch()
+    with pytest.raises(UserError, match=r"2 of 22 images cannot be decoded, the first `.*bright/cut\.png`"):
+        finetune.finetune(options(tmp_path, tmp_path / "other", images=tmp_path / "i", no_compare=True))
+
+
 def test_weights_of_another_network_are_refused_before_anything_is_made(tmp_path):
     save_own_run(tmp_path)
     write_squares(tmp_path / "i", ["bright/1.png", "dark/1.png"])

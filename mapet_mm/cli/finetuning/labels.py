@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from mmengine.registry import TRANSFORMS
 
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.datasets.classes import NO_CLASSES
 from mapet_mm.datasets.groups import draw_share
 from mapet_mm.datasets.labels import Labels, Split, find_images, labels_of, split_images
 from mapet_mm.datasets.masks import MaskClasses, MaskedImages, match_masks, read_masks, take_values
+from mapet_mm.datasets.reading import ImageReader, UndecodableError, in_threads
+from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, listed
 
 SHARE = 0.2  # of the images, that is held out
 LISTED = 30  # classes, with their numbers of labels
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation")
+LEFT_OUT = "left_out.txt"  # images of OUT that cannot be decoded, each with the reason
+MOST_LEFT_OUT = 0.05  # of the images
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,11 @@ def look(args: FinetuneOptions, load_image: Mapping[str, Any]) -> LabelledImages
         UserError: no images, no classes, or too few images; or what is wrong with which mask.
     """
     if args.images is not None:
-        return _look_at_images(args)
+        return _look_at_images(args, load_image)
     return _look_at_masks(args, load_image)
 
 
-def _look_at_images(args: FinetuneOptions) -> LabelledImages:
+def _look_at_images(args: FinetuneOptions, load_image: Mapping[str, Any]) -> LabelledImages:
     """Images whose folders, or lines of a file, are classes."""
     names, left_out = find_images(args.images)
     labels = labels_of(names, args.labels, args.class_level, args.groups)
@@ -83,7 +89,8 @@ def _look_at_images(args: FinetuneOptions) -> LabelledImages:
         raise UserError(
             f"{args.images}: {labels.about_classes}: the images of a class lie in a folder of its name"
         )
-    labelled = replace(labels, names=[name for name in names if name in class_of])
+    broken = undecodable([name for name in names if name in class_of], args, load_image)
+    labelled = replace(labels, names=[name for name in names if name in class_of and name not in broken])
     split, about_split = split_labelled(labelled, args.images, args.seed)
 
     classes = sorted({class_of[name] for name in [*split.trained, *split.held_out]})
@@ -96,6 +103,8 @@ def _look_at_images(args: FinetuneOptions) -> LabelledImages:
     words = [f"images: {len(names)}; {labels.about_classes}"]
     if left_out:
         words.append(f"other files, left out: {left_out}")
+    if broken:
+        words.append(f"images that cannot be decoded, left out: {len(broken)}, see {args.out / LEFT_OUT}")
     if labels.about_groups:
         words.append(labels.about_groups)
     counts = Counter(class_of[name] for name in split.trained)
@@ -107,6 +116,36 @@ def _look_at_images(args: FinetuneOptions) -> LabelledImages:
     if untrained:
         words.append(f"no image to train on has the class {listed(untrained, 5)}: none can be found")
     return LabelledImages(args.images, split, classes, lists, val_groups, words)
+
+
+def undecodable(names: Sequence[str], args: FinetuneOptions, load_image: Mapping[str, Any]) -> set[str]:
+    """The images that cannot be decoded, which no training shall meet after hours; OUT keeps their list.
+
+    Raises:
+        UserError: more than a twentieth cannot be, or the storage gives errors.
+    """
+    listing = args.out / LEFT_OUT
+    if listing.exists():  # of an earlier start
+        return {line.partition("\t")[0] for line in listing.read_text().splitlines()}
+    read = ImageReader(TRANSFORMS.build(dict(load_image)))
+
+    def reason_against(name: str) -> str:
+        try:
+            read(dict(img_path=str(args.images / name)))
+        except UndecodableError as error:
+            return str(error)
+        return ""
+
+    reasons = dict(zip(names, in_threads(reason_against, names, "decoding each image once"), strict=True))
+    broken = {name: reason for name, reason in reasons.items() if reason}
+    if len(broken) > MOST_LEFT_OUT * len(names):
+        first, reason = next(iter(broken.items()))
+        raise UserError(
+            f"{len(broken)} of {len(names)} images cannot be decoded, the first `{args.images / first}` "
+            f"({reason}): repair or remove them, up to {MOST_LEFT_OUT:.0%} are left out"
+        )
+    replace_file(listing, "".join(f"{name}\t{reason}\n" for name, reason in broken.items()).encode())
+    return set(broken)
 
 
 def _look_at_masks(args: FinetuneOptions, load_image: Mapping[str, Any]) -> LabelledImages:

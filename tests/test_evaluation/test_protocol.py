@@ -260,6 +260,11 @@ def test_an_interval_over_groups_is_that_of_their_sums():
     whole = bootstrap(np.mean, values)
     assert bootstrap(np.mean, values[repeated][order], groups=7 * repeated[order]) == pytest.approx(whole)
     assert bootstrap(np.mean, values, groups=np.arange(20)) == whole
+    sizes = np.tile([30, 1, 5, 14], 5)
+    unequal = np.repeat(np.arange(20), sizes)
+    of_images = bootstrap(np.mean, values[unequal], groups=unequal)
+    of_sums = bootstrap(lambda own, count: (own * count).sum() / count.sum(), values, sizes)
+    assert of_images == pytest.approx(of_sums)
     low, high = bootstrap(np.mean, values[repeated])
     assert high - low < (whole[1] - whole[0]) / 3
 

@@ -15,6 +15,7 @@ from mapet_mm.evaluation import verdict
 from mapet_mm.evaluation.images import ImageSetError
 from mapet_mm.evaluation.metrics.neighbours import suiting_k
 from mapet_mm.evaluation.models import RANDOM
+from mapet_mm.evaluation.tables import bootstrap
 from mapet_mm.evaluation.verdict import (
     RESULT,
     START,
@@ -47,6 +48,18 @@ def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
     # Of two sets of images drawn apart, the interval would be twice as wide.
     apart = 2 * 1.96 * 100 * (2 * 0.7 * 0.3 / 200) ** 0.5
     assert np.mean(widths) < 0.75 * apart
+
+
+def test_a_gain_over_groups_has_the_interval_of_as_many_images():
+    """Of 50 groups of four images that are all right or all wrong, that of 50 images."""
+    random = np.random.default_rng(0)
+    result = 100.0 * (random.random(50) < 0.8)
+    other = 100.0 * (random.random(50) < 0.5)
+    hits = {RESULT: np.repeat(result, 4), START: np.repeat(other, 4)}
+    found = measure_of("k-NN", hits, START, np.arange(50).repeat(4))
+    assert found.gain.points == pytest.approx(result.mean() - other.mean())
+    assert found.gain.interval == pytest.approx(paired_gain(result, other).interval)
+    assert found.intervals[START] == pytest.approx(bootstrap(np.mean, other))
 
 
 class Images(SimpleNamespace):
@@ -176,6 +189,8 @@ def test_near_twins_among_the_voters_are_said(models, tmp_path):
     start, images = models[START]
     of_train, of_val = (verdict.take_features(start, images[part], None) for part in ("train", "val"))
     of_val.values["pooled"][:, :50] = of_train.values["pooled"][:, :50]
+    # Two tested images that are alike do not make all alike.
+    of_val.values["pooled"][:, 299] = of_val.values["pooled"][:, 100]
     assert judge(models, tmp_path).sentence.endswith(
         " over its start. 12 % of the tested images have a near-twin among the voters (cosine > 0.99 in the "
         "start's features): name --groups."

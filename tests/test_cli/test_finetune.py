@@ -19,7 +19,7 @@ from starts import save_own_run, save_run
 
 from mapet_mm.cli import finetune
 from mapet_mm.cli.command_options import OptionError
-from mapet_mm.cli.finetuning.labels import LabelledImages, split_labelled
+from mapet_mm.cli.finetuning.labels import LabelledImages, look, split_labelled
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.finetuning.pretrained import read_run
 from mapet_mm.cli.finetuning.recipe import write_recipe
@@ -431,6 +431,15 @@ def test_nothing_near_what_is_measured_on_is_trained_on(tmp_path):
     split, words = split_labelled(Labels(names, groups=groups), tmp_path, seed=0)
     assert split.trained == ["train/bright/1.png", "train/dark/1.png"]
     assert "of groups that are held out (`2`), left out: 2 of 4" in words[1]
+
+
+def test_a_class_that_only_held_out_images_have_has_a_number_and_a_line(tmp_path):
+    write_squares(tmp_path, [f"train/{label}/{i}.png" for label in ("bright", "dark") for i in "12"])
+    write_squares(tmp_path, [f"val/{label}/3.png" for label in ("bright", "dark", "grey")])
+    found = look(options(tmp_path, tmp_path / "out", images=tmp_path), {})
+    assert found.classes == ["bright", "dark", "grey"]
+    assert found.lists["val.txt"] == ["val/bright/3.png 0", "val/dark/3.png 1", "val/grey/3.png 2"]
+    assert found.words[-1] == "no image to train on has the class `grey`: none can be found"
 
 
 def test_copies_and_groups_stay_on_one_side(tmp_path):

@@ -78,6 +78,10 @@ def test_images_are_held_in_arrays_and_may_be_left_out_and_reordered(shards):
     dataset.get_subset_(-2)
     assert len(dataset) == 2
     assert dataset[0]["img_path"] == infos[0]["img_path"]
+    dataset.get_subset_(1)
+    assert len(dataset) == 1
+    dataset.get_subset_(0)
+    assert len(dataset) == 0
 
 
 def test_a_tar_file_is_listed_once_until_it_changes(shards, monkeypatch):

@@ -19,7 +19,7 @@ from mapet_mm.convert import (
     reference_to_mm,
     timm_to_mm,
 )
-from mapet_mm.interop.convert import as_start
+from mapet_mm.interop.convert import as_start, complete
 from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
 from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
 from mapet_mm.weight_files import write_weights
@@ -184,6 +184,14 @@ def test_a_beit_of_mmpretrain_gives_the_same_tokens_in_timm(images):
     theirs = timm_vit()
     theirs.load_state_dict(mm_to_timm(vit.state_dict()))
     torch.testing.assert_close(theirs.forward_features(images), vit(images)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["backbone.ln1", "backbone.ln2", "backbone.layers.0.ln2"])
+def test_a_norm_without_a_bias_gets_zeros(norm, pretrained):
+    """Also `fc_norm`, the norm of the mean that a fine-tuned network has."""
+    weights = {**pretrained, f"{norm}.weight": torch.full((24,), 2.0)}
+    weights.pop(f"{norm}.bias", None)
+    assert complete(weights)[f"{norm}.bias"].tolist() == [0.0] * 24
 
 
 def test_layer_scale_left_out_is_one_in_every_direction(pretrained):

@@ -79,6 +79,10 @@ def test_images_in_tar_files_are_known_by_what_they_hold(tmp_path, monkeypatch):
     assert sorted(digests.values()) == sorted(file_digests(tmp_path / "images", names).values())
     pack(1, [names[0], *names[3:]])  # one is added
     assert require_same_files(digests, tmp_path, "this", "do that")
+    with tarfile.open(tmp_path / "1.tar", "a") as file:  # of members of one name the first counts
+        file.add(tmp_path / "images" / names[0], f"./{names[3]}")
+    assert require_same_files(digests, tmp_path, "this", "do that")
+    assert file_digests(tmp_path, in_tar) == digests
     write_images(tmp_path / "images", 6, seed=1)
     pack(1, names[3:])
     with pytest.raises(UserError, match=r"another image `1.tar/class"):

@@ -119,8 +119,14 @@ def test_of_several_optimizers_each_is_asked(tmp_path):
 
 def test_a_bad_batch_costs_the_step_that_it_is_summed_up_in(tmp_path):
     watched = Watched(tmp_path.name, None, accumulative_counts=2)
-    seen = [watched.step(1.0, loss)[0] for loss in (1.0, 1.0, NAN, 1.0, 1.0, NAN, 1.0, 1.0)]
+    seen = []
+    in_a_row = []
+    for loss in (1.0, 1.0, NAN, 1.0, 1.0, NAN, 1.0, 1.0):
+        seen.append(watched.step(1.0, loss)[0])
+        in_a_row.append(watched.hook.in_a_row)
     assert seen == [False, True, False, False, False, False, False, True]
+    # A finite batch alone ends no row: the step that it is summed up in may still be bad.
+    assert in_a_row == [0, 0, 1, 2, 2, 3, 3, 0]
     assert watched.hook.left_out == 2
 
 

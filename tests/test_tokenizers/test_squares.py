@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +34,7 @@ from tqdm import tqdm
 import mapet_mm
 from mapet_mm.structures import TokenStore, extend_store
 from mapet_mm.structures.squares import Squares
-from mapet_mm.structures.token_store import PART_ROWS
+from mapet_mm.structures.token_store import PART_ROWS, images_store
 from mapet_mm.tokenizers.squares import SquareLoader, store_images, verify_images
 from mapet_mm.utils.errors import UserError
 
@@ -213,6 +214,20 @@ def test_an_image_that_cannot_be_decoded_is_named_after_all_others_are_stored(fo
         store_images(loader_of(folder))
     write_images(folder / "data", NAMES[-1:])
     assert store_images(loader_of(folder))[1] == 1
+
+
+def test_images_without_tokens_are_tried_again_only_if_too_many_are_left_out(tmp_path):
+    names = named("train", 6)
+    make_store(tmp_path, names)
+    images = images_store(tmp_path / "images", names, tmp_path / "data")
+    loader = replace(loader_of(tmp_path), store=images, max_skipped=0.5)
+    for name in names[3:]:
+        (tmp_path / "data" / name).write_bytes(b"no image")
+    assert store_images(loader)[1] == 3  # as many as may be left out
+    write_images(tmp_path / "data", names)
+    loader = replace(loader, store=TokenStore.open(images.path))
+    assert store_images(loader)[1] == 0
+    assert store_images(replace(loader, max_skipped=0.4))[1] == 3
 
 
 def few_tokens(folder: Path) -> None:

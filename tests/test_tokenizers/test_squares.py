@@ -205,6 +205,11 @@ def test_squares_that_changed_and_images_that_changed_are_found(folder):
     Image.new("RGB", (20, 20)).save(folder / "data" / NAMES[7])
     with pytest.raises(UserError, match=rf"{NAMES[7]}` is not what its square"):
         verify_images(loader_of(folder), len(NAMES))
+    write_images(folder / "data", [NAMES[7]])
+    for name in NAMES[PART_ROWS // 2 :]:  # of a few images, too, some are of the later ones
+        Image.new("RGB", (20, 20)).save(folder / "data" / name)
+    with pytest.raises(UserError, match="is not what its square"):
+        verify_images(loader_of(folder), 20)
 
 
 def test_an_image_that_cannot_be_decoded_is_named_after_all_others_are_stored(folder):

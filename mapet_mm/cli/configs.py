@@ -45,7 +45,7 @@ from mapet_mm.utils.run_folder import (
 
 PAPERS_RATE = 1.5e-3
 # For a training that continues from --init: the highest rate, for 64 images a step, and the share of it that
-# each layer has of the next one's. research/results/continuing.md has the trials: about the rate at which the
+# each layer has of the next one's. By trials (docs/pretrain.md names them): about the rate at which the
 # start was pre-trained, and layer decay, which keeps more of it.
 CONTINUING_RATE = 3e-4
 CONTINUING_BATCH = 64

@@ -32,6 +32,8 @@ def cases() -> dict[tuple, Path]:
         parts = [
             (cfg.model.get(part) or {}).get("type") for part in ("backbone", "neck", "head", "decode_head")
         ]
+        if cfg.test_dataloader is None:  # MMPretrain's MAE predicts nothing that is tested
+            continue
         steps = [step.type for step in cfg.test_dataloader.dataset.pipeline]
         found.setdefault((cfg.model.type, *parts, *steps, path.parent.name == "micro"), path)
     return found

@@ -1,4 +1,4 @@
-"""Attention, by the fastest kernel that is right here (research/performance.md)."""
+"""Attention, by the fastest kernel that is right for each call."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,5 +1,6 @@
 """MMSegmentation's preprocessor, with which the host waits for no GPU; imported where it is built."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,20 @@ class SegDataPreProcessor(MMSegPreprocessor):
     The crops of a training batch, which have one size, are one asynchronous copy, as are their labels, and
     are normalised together. Other batches go MMSegmentation's way.
     """
+
+    def __init__(
+        self,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        *args: Any,
+        bgr_to_rgb: bool = False,
+        rgb_to_bgr: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(mean, std, *args, bgr_to_rgb=bgr_to_rgb, rgb_to_bgr=rgb_to_bgr, **kwargs)
+        # MMSegmentation 1.2 has these under other names than 1.4.
+        self._turns_bands = bgr_to_rgb or rgb_to_bgr
+        self._normalises = mean is not None
 
     def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
         """Preprocess `dict(inputs=[image, ...], data_samples=[...])`."""
@@ -41,10 +56,10 @@ class SegDataPreProcessor(MMSegPreprocessor):
 
     def _normalised(self, images: Tensor) -> Tensor:
         """Images `(B, 3, H, W)` in RGB, by mean and deviation."""
-        if self._channel_conversion and images.shape[1] == 3:
+        if self._turns_bands and images.shape[1] == 3:
             images = images.flip(1)  # an index by a list of channels would wait
         images = images.float()
-        return (images - self.mean) / self.std if self._enable_normalize else images
+        return (images - self.mean) / self.std if self._normalises else images
 
 
 def are_crops(images: Any, samples: Any) -> bool:

@@ -21,7 +21,7 @@ RESULT_COLOUR = "#2f6fb0"
 OTHER_COLOUR = "#8a8a96"
 WIDTH_INCHES = 4.2  # 400 pixels of a page
 LINE_INCHES = 0.27
-LINE_CHARACTERS = 48  # of the sentence
+LINE_CHARACTERS = 45  # of the sentence
 
 
 def verdict_figure(verdict: Mapping[str, Any]) -> Figure:

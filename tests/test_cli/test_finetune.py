@@ -434,9 +434,12 @@ def test_nothing_near_what_is_measured_on_is_trained_on(tmp_path):
 
 
 def test_a_class_that_only_held_out_images_have_has_a_number_and_a_line(tmp_path):
-    write_squares(tmp_path, [f"train/{label}/{i}.png" for label in ("bright", "dark") for i in "12"])
-    write_squares(tmp_path, [f"val/{label}/3.png" for label in ("bright", "dark", "grey")])
-    found = look(options(tmp_path, tmp_path / "out", images=tmp_path), {})
+    images = tmp_path / "i"
+    write_squares(images, [f"train/{label}/{i}.png" for label in ("bright", "dark") for i in "12"])
+    write_squares(images, [f"val/{label}/3.png" for label in ("bright", "dark", "grey")])
+    (tmp_path / "out").mkdir()
+    load = dict(type="mapet_mm.LoadPicture")
+    found = look(options(tmp_path, tmp_path / "out", images=images), load)
     assert found.classes == ["bright", "dark", "grey"]
     assert found.lists["val.txt"] == ["val/bright/3.png 0", "val/dark/3.png 1", "val/grey/3.png 2"]
     assert found.words[-1] == "no image to train on has the class `grey`: none can be found"

@@ -14,6 +14,7 @@ NECKS = {
 }
 HEADS = {
     "DPTHead": dict(in_channels=[WIDTH] * 4, embed_dims=WIDTH, post_process_channels=[8] * 4, channels=8),
+    "Mask2FormerHead": dict(in_channels=[256] * 4),
     "SegmenterMaskTransformerHead": dict(in_channels=WIDTH, embed_dims=WIDTH, channels=WIDTH, num_heads=3),
     "SETRMLAHead": dict(in_channels=[8] * 4, channels=32, mla_channels=8),
     "SETRUPHead": dict(in_channels=WIDTH, channels=8),

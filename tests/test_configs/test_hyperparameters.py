@@ -270,8 +270,10 @@ def test_every_segmentation_recipe_can_be_augmented(path, tmp_path):
     with in_scope(cfg):
         preprocessor = MODELS.build(segmentor.data_preprocessor)
     padded = preprocessor(half)
-    assert padded["inputs"].shape[2:] == (512, 512)
-    assert padded["data_samples"][0].img_padding_size == (0, 512 - 341, 0, 512 - 256)  # is cut off again
+    # To the crop's size, or to whole patches; it is cut off again.
+    height, width = segmentor.data_preprocessor.test_cfg.get("size", (256, 352))
+    assert padded["inputs"].shape[2:] == (height, width)
+    assert padded["data_samples"][0].img_padding_size == (0, width - 341, 0, height - 256)
     torch.save(dict(state_dict=dict(weight=torch.zeros(1))), tmp_path / "weights.pth")
     configure_test(cfg, str(tmp_path / "weights.pth"), tta=True)
     assert (cfg.model.type, cfg.model.module) == ("SegTTAModel", segmentor)

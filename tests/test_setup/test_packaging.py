@@ -51,3 +51,10 @@ def test_a_wheel_has_configs_and_tools_as_files_not_as_links(wheel):
 def test_the_citation_names_the_version_of_the_package():
     citation = yaml.safe_load(Path(ROOT, "CITATION.cff").read_text())
     assert citation["version"] == __version__
+
+
+def test_beside_a_clone_python_finds_the_package_and_not_the_clones_folder(tmp_path):
+    (tmp_path / "mapet_mm/docs").mkdir(parents=True)
+    words = [sys.executable, "-c", "import mapet_mm; print(mapet_mm.pretrain.__name__)"]
+    found = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "pretrain"

@@ -10,6 +10,7 @@ WIDTH = 24
 NECKS = {
     "mapet_mm.BatchNormNeck": dict(channels=WIDTH),
     "Feature2Pyramid": dict(embed_dim=WIDTH),
+    "mapet_mm.SimpleFeaturePyramid": dict(in_channels=WIDTH),
     "MLANeck": dict(in_channels=[WIDTH] * 4, out_channels=8),
 }
 HEADS = {
@@ -50,7 +51,9 @@ def shrunk(path: Path) -> Config:
             model.backbone.update(embed_dim=WIDTH, num_heads=3)
         if path.parent.name == "segmentation":  # a quarter of the size
             model.backbone.img_size = 128
-            model.data_preprocessor.size = model.data_preprocessor.test_cfg.size = (128, 128)
+            model.data_preprocessor.size = (128, 128)
+            if "size" in model.data_preprocessor.test_cfg:  # else whole patches
+                model.data_preprocessor.test_cfg.size = (128, 128)
             if model.test_cfg.mode == "slide":
                 model.test_cfg.update(crop_size=(128, 128), stride=(85, 85))
             for pipeline in (cfg.test_pipeline, cfg.test_dataloader.dataset.pipeline):

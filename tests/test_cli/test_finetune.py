@@ -389,7 +389,7 @@ def test_the_few_images_that_cannot_be_decoded_are_left_out_and_named(tmp_path, 
     args = options(tmp_path, tmp_path / "out", images=tmp_path / "i", no_compare=True)
     finetune.finetune(args)
     assert "images that cannot be decoded, left out: 1, see " in capsys.readouterr().out
-    name, reason = (tmp_path / "out/left_out.txt").read_text().rstrip("\n").split("\t")
+    ((name, reason),) = json.loads((tmp_path / "out/left_out.json").read_text()).items()
     assert (name, bool(reason)) == ("bright/cut.png", True)
     listed = [(tmp_path / f"out/{part}.txt").read_text() for part in ("train", "val")]
     assert sum(text.count("\n") + 1 for text in listed) == 20

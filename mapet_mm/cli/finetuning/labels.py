@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +17,15 @@ from mapet_mm.datasets.groups import draw_share
 from mapet_mm.datasets.labels import Labels, Split, find_images, labels_of, split_images
 from mapet_mm.datasets.masks import MaskClasses, MaskedImages, match_masks, read_masks, take_values
 from mapet_mm.datasets.reading import ImageReader, UndecodableError, in_threads
-from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.identity import IDENTITY
 
 SHARE = 0.2  # of the images, that is held out
 LISTED = 30  # classes, with their numbers of labels
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation")
-LEFT_OUT = "left_out.txt"  # images of OUT that cannot be decoded, each with the reason
+LEFT_OUT = "left_out.json"  # images that cannot be decoded, each with the reason
 MOST_LEFT_OUT = 0.05  # of the images
 
 
@@ -121,12 +123,14 @@ def _look_at_images(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Lab
 def undecodable(names: Sequence[str], args: FinetuneOptions, load_image: Mapping[str, Any]) -> set[str]:
     """The images that cannot be decoded, which no training shall meet after hours; OUT keeps their list.
 
+    Another start of a fine-tuning whose lists were written reads it.
+
     Raises:
         UserError: more than a twentieth cannot be, or the storage gives errors.
     """
     listing = args.out / LEFT_OUT
-    if listing.exists():  # of an earlier start
-        return {line.partition("\t")[0] for line in listing.read_text().splitlines()}
+    if listing.exists() and (args.out / IDENTITY).exists():
+        return set(json.loads(listing.read_text()))
     read = ImageReader(TRANSFORMS.build(dict(load_image)))
 
     def reason_against(name: str) -> str:
@@ -144,7 +148,7 @@ def undecodable(names: Sequence[str], args: FinetuneOptions, load_image: Mapping
             f"{len(broken)} of {len(names)} images cannot be decoded, the first `{args.images / first}` "
             f"({reason}): repair or remove them, up to {MOST_LEFT_OUT:.0%} are left out"
         )
-    replace_file(listing, "".join(f"{name}\t{reason}\n" for name, reason in broken.items()).encode())
+    replace_json(listing, broken)
     return set(broken)
 
 

@@ -251,13 +251,17 @@ def as_if_loaded(image: Image.Image, load: Callable[[dict], dict]) -> UInt8[np.n
     """The pixels of a PIL image, as a transform loads them from its file, turned as its EXIF data say.
 
     Raises:
-        PictureError: more than 8 bits, and a transform that does not say what becomes of them.
+        PictureError: more than 8 bits, and a transform that does not say what becomes of them, or a PGM, of
+            which Pillow has other values than its file.
     """
     from PIL import ImageOps
 
     from mapet_mm.datasets import LoadPicture
+    from mapet_mm.datasets.pictures import PictureError
     from mapet_mm.datasets.pixels import Pixels
 
+    if image.format == "PPM" and image.mode == "I":
+        raise PictureError("Pillow has stretched the 16 bits of this PGM, whatever its range: give its path")
     image = ImageOps.exif_transpose(image)
     if not image.mode.startswith(("I", "F")):
         image = image.convert("RGB")

@@ -16,6 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.datasets.pictures import look_at
 from mapet_mm.datasets.pipelines import find_step, leaf_datasets, own_randomness, pipeline_steps
 from mapet_mm.datasets.transforms.labels import (
     IGNORED,
@@ -210,6 +211,12 @@ class LabelReader:
     def open(self, path: str) -> Image.Image | None:
         """A label file as Pillow reads it; None if only another reader knows its format."""
         content = fileio.get(path, backend_args=self.label_step.backend_args)
+        white = look_at(io.BytesIO(content)).white
+        if white < 255 and self.label_step.imdecode_backend == "pillow":
+            raise LabelFileError(
+                f"label file `{path}` says that {white} is white, and Pillow stretches its labels to 255: "
+                "save it as PNG"
+            )
         try:
             return Image.open(io.BytesIO(content))
         except UnidentifiedImageError:

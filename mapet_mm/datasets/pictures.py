@@ -64,6 +64,7 @@ class Picture:
         bands: how many, without alpha.
         pages: of a TIFF, or frames of a DICOM file.
         size: width and height in pixels, of a TIFF or a DICOM file; Pillow knows that of the others.
+        white: the value that is white, of 8 bits.
     """
 
     kind: str = "photograph"
@@ -71,6 +72,7 @@ class Picture:
     bands: int = 3
     pages: int = 1
     size: tuple[int, int] | None = None
+    white: int = 255
 
     @property
     def is_deep(self) -> bool:
@@ -91,19 +93,22 @@ class Reading:
         range: the values that become 0 and 255, or a pair of them for each band.
         bands: that are taken, from 1; None for all, of which a network takes one or three.
         page: that is taken, from 0; None where there is to be one, or where pages of one band are the bands.
-        takes_dicom: False of readers of photographs.
+        knows_white: False of readers that do not ask a file which of its values is white.
     """
 
     range: Sequence[Any] | None = None
     bands: Sequence[int] | None = None
     page: int | None = None
-    takes_dicom: bool = True
+    knows_white: bool = True
 
     def losses(self, picture: Picture) -> list[str]:
         """What of a picture would be lost in silence, each with the option that prevents it."""
         lost = []
-        if picture.kind == "DICOM" and not self.takes_dicom:
+        if picture.kind == "DICOM" and not self.knows_white:
             lost.append("DICOM, of which a reader has to know the values (--range LOW HIGH)")
+        elif picture.white < 255 and not self.knows_white:
+            white = picture.white
+            lost.append(f"white is {white}, where a photograph's is 255 (--range 0 {white})")
         elif picture.is_deep and self.range is None and picture.kind != "DICOM":
             lost.append(depth_loss(picture))
         if picture.pages > 1 and self.page is None:
@@ -117,7 +122,7 @@ class Reading:
         return lost
 
 
-PHOTOGRAPHS = Reading(takes_dicom=False)  # as OpenMMLab's loaders read them
+PHOTOGRAPHS = Reading(knows_white=False)  # as OpenMMLab's loaders read them
 
 
 def depth_loss(picture: Picture) -> str:
@@ -222,11 +227,15 @@ def _look_at_png(head: bytes) -> Picture:
 
 
 def _look_at_pnm(head: bytes) -> Picture:
-    """A portable grey or colour map."""
+    """A grey or colour map. OpenCV passes over the white of 8 bits in bytes, not of those in text."""
     words = re.sub(rb"#.*", b"", head).split()
-    if int(words[3]) < 256:  # the largest value, after width and height
+    kind = words[0]
+    white = int(words[3])  # after width and height
+    if white > 255:
+        return Picture("PNM", np.dtype(np.uint16), PNM[kind])
+    if white == 255 or kind in (b"P2", b"P3"):
         return Picture()
-    return Picture("PNM", np.dtype(np.uint16), PNM[words[0]])
+    return Picture("PNM", EIGHT_BITS, PNM[kind], white=white)
 
 
 def _look_at_tiff(file: BinaryIO) -> Picture:

@@ -21,7 +21,7 @@ class Pixels(NamedTuple):
 
     Args:
         values: with the bands in the file's order.
-        window: the values that are black and white in a DICOM file; None if it does not say.
+        window: the values that are black and white, if a file says that.
         is_negative: True if the smallest value is white.
     """
 
@@ -53,7 +53,8 @@ def read_pixels(content: bytes, picture: Picture, page: int | None) -> Pixels:
     values = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     if values is None:
         raise PictureError(f"OpenCV cannot decode the {picture.kind}")
-    return Pixels(np.atleast_3d(values)[:, :, ::-1][:, :, : picture.bands])  # blue is OpenCV's first band
+    values = np.atleast_3d(values)[:, :, ::-1][:, :, : picture.bands]  # blue is OpenCV's first band
+    return Pixels(values, window=None if picture.is_deep else (0, picture.white))
 
 
 def to_8_bits(

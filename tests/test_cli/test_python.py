@@ -149,6 +149,11 @@ def test_images_of_more_than_8_bits_are_refused_from_files_and_from_pil(vit, tmp
     torch.testing.assert_close(mapping(tmp_path / "deep.tif"), mapping(image))
     with pytest.raises(UserError, match=r"deep\.tif`: values of (16 bits|int32|float32).*--range LOW HIGH"):
         transform(tmp_path / "deep.tif")
+    if kind == np.uint16:
+        (tmp_path / "deep.pgm").write_bytes(b"P5 2 1 3000\n" + np.array([[0, 3000]], ">u2").tobytes())
+        torch.testing.assert_close(mapping(tmp_path / "deep.pgm"), mapping(image))
+        with pytest.raises(UserError, match="Pillow has stretched"):
+            mapping(Image.open(tmp_path / "deep.pgm"))
 
 
 def test_four_bands_keep_their_order_and_values(tmp_path):

@@ -119,6 +119,15 @@ def test_a_jpeg_and_a_file_that_is_no_image_are_refused(dataset, tmp_path):
         check_label_files(images, Classes(3))
 
 
+def test_labels_that_pillow_would_stretch_are_refused(dataset, tmp_path):
+    by_cv2 = dict(LABELS, imdecode_backend="cv2")
+    images = dataset(INDICES, count=1)
+    (tmp_path / "labels/000.png").write_bytes(b"P5 24 16 2\n" + INDICES.tobytes())
+    with pytest.raises(LabelFileError, match="says that 2 is white, and Pillow stretches its labels"):
+        check_label_files(images, Classes(256))
+    check_label_files(dataset(None, count=1, pipeline=[LOAD, by_cv2, PACK]), Classes(3))
+
+
 def test_a_palette_is_not_read_as_colours(dataset):
     by_cv2 = dict(LABELS, imdecode_backend="cv2")
     with pytest.raises(LabelFileError, match=r"has a palette, .*`imdecode_backend='pillow'`"):

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 
 from mapet_mm import LoadPicture
 from mapet_mm.datasets.building import build_dataset
+from mapet_mm.datasets.look import look
 from mapet_mm.datasets.pictures import (
     PHOTOGRAPHS,
     PictureError,
@@ -169,6 +170,51 @@ def test_deep_grey_in_text_is_no_photograph(tmp_path):
     (tmp_path / "text.pgm").write_text(f"P2\n# {'made by a program ' * 20}\n30 20\n4095\n{values}\n")
     assert "16 bits" in losses(tmp_path / "text.pgm")
     assert np.array_equal(loaded(tmp_path / "text.pgm", range=(0, 4095))[:, :, 0], expected(DEEP, 0, 4095))
+
+
+def portable_map(path: Path, values: np.ndarray, white: int) -> Path:
+    """A PGM or PPM in bytes, whose header says which value is white."""
+    height, width, *bands = values.shape
+    kind = "P6" if bands else "P5"
+    content = values.astype(np.uint8 if white < 256 else ">u2").tobytes()
+    path.write_bytes(f"{kind}\n{width} {height}\n{white}\n".encode() + content)
+    return path
+
+
+@pytest.mark.parametrize("white", [1, 100, 127, 254])
+def test_eight_bits_whose_header_says_what_is_white_come_as_from_pillow(white, tmp_path):
+    """OpenCV passes over it: they would come dark."""
+    grey = portable_map(tmp_path / "a.pgm", COLOURS[:, :, 0] % (white + 1), white)
+    colours = portable_map(tmp_path / "a.ppm", COLOURS % (white + 1), white)
+    for path in (grey, colours):
+        assert f"white is {white}, where a photograph's is 255 (--range 0 {white})" in losses(path)
+        by_pillow = np.asarray(Image.open(path).convert("RGB"))[:, :, ::-1]
+        assert by_pillow.max() == 255
+        for options in ({}, dict(range=(0, 4095)), dict(range=(0, white)), dict(bands=(1, 2, 3))):
+            if path == colours or "bands" not in options:
+                assert np.array_equal(loaded(path, **options), by_pillow)
+    found = look([str(grey), str(png(tmp_path / "b.png", COLOURS))])
+    assert found.load == dict(type="mapet_mm.LoadPicture")
+
+
+@pytest.mark.parametrize("white", [256, 1023, 4095, 65535])
+def test_sixteen_bits_keep_the_values_of_the_file_whatever_is_white(white, tmp_path):
+    values = np.minimum(DEEP, white)
+    path = portable_map(tmp_path / "a.pgm", values, white)
+    assert "16 bits" in losses(path)
+    assert np.array_equal(LoadPicture().values(str(path)).values[:, :, 0], values)
+    assert np.array_equal(loaded(path, range=(0, 200))[:, :, 0], expected(values, 0, 200))
+    colours = np.dstack([values, values // 2, values // 3])
+    in_colours = portable_map(tmp_path / "a.ppm", colours, white)
+    assert np.array_equal(LoadPicture().values(str(in_colours)).values, colours)
+
+
+def test_white_of_255_and_text_are_photographs(tmp_path):
+    """OpenCV scales the values of text itself."""
+    assert losses(portable_map(tmp_path / "a.ppm", COLOURS, 255)) == ""
+    (tmp_path / "text.pgm").write_text("P2\n3 1\n100\n0 50 100\n")
+    assert losses(tmp_path / "text.pgm") == ""
+    assert loaded(tmp_path / "text.pgm")[0, :, 0].tolist() == [0, 127, 255]
 
 
 def test_animations_are_photographs(tmp_path):

@@ -29,7 +29,8 @@ class LoadPicture(LoadImageFromFile):
 
     Reads what OpenCV reads, TIFF of all kinds and DICOM. A photograph without `range` and `bands` comes as
     `LoadImageFromFile` gives it. Three bands come in OpenMMLab's order, blue first, other numbers in that of
-    `bands`. The values of a DICOM file are rescaled as it says, and without `range` mapped by its own window.
+    `bands`. The values of a DICOM file are rescaled as it says, and without `range` mapped by its own window;
+    those of a PGM or PPM of 8 bits by what its header calls white.
 
     Args:
         range: `(low, high)`, the values that become 0 and 255, or such a pair for each band. Values between
@@ -169,7 +170,7 @@ class LoadPicture(LoadImageFromFile):
             raise PictureError(depth_loss(picture))
         pairs = self.pairs or [pixels.window or (0, 255)]
         if not picture.is_deep and max(high for _, high in pairs) > 255:  # a range for deeper pictures
-            return [(0, 255)]
+            return [pixels.window or (0, 255)]
         return pairs
 
 

@@ -13,11 +13,6 @@ case $PROCESSES in
         ;;
 esac
 
-# Each process gets its share of the cores.
-CORES=$(nproc 2>/dev/null || echo 1)
-SHARE=$((CORES / PROCESSES > 0 ? CORES / PROCESSES : 1))
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SHARE}
-export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
 # On CPUs, glibc keeps the memory that a process frees: a training step is up to a third faster.
 if ! nvidia-smi -L >/dev/null 2>&1; then
     export MALLOC_ARENA_MAX=${MALLOC_ARENA_MAX:-1}

@@ -1,10 +1,12 @@
 """torchrun that passes signals on to its processes and waits for them; used by launch.sh.
 
-Takes torchrun's arguments. At a signal, trainings save and end with code 75, as does this process; torchrun's
-own handlers would kill them 30 s later, saved or not. A process killed by another's signal, or for lack of
-memory, is still reported by torchrun, and a tool's own error without torchrun's traceback.
+Takes torchrun's arguments. Each process gets its share of the cores, unless the environment says otherwise.
+At a signal, trainings save and end with code 75, as does this process; torchrun's own handlers would kill
+them 30 s later, saved or not. A process killed by another's signal, or for lack of memory, is still reported
+by torchrun, and a tool's own error without torchrun's words.
 """
 
+import argparse
 import logging
 import os
 import signal
@@ -16,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main
+from torch.distributed.run import determine_local_world_size, main
 
 from mapet_mm.utils.errors import STOPPED
 from mapet_mm.utils.signals import SAME_SIGNAL_SECONDS, listen
@@ -45,12 +47,24 @@ def send(number: int) -> None:
             os.killpg(leader, number)  # torchrun makes each the leader of a group
 
 
+def share_cores() -> None:
+    """Divide the cores among the processes; torchrun and MMEngine would give each one, with a warning."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--nproc_per_node", "--nproc-per-node", default="1")
+    known, _ = parser.parse_known_args()
+    num_cores = len(os.sched_getaffinity(0))
+    share = max(1, num_cores // determine_local_world_size(known.nproc_per_node))
+    threads = os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    os.environ.setdefault("MKL_NUM_THREADS", threads)
+
+
 if __name__ == "__main__":
+    share_cores()
     listen(pass_on)
     signal.signal(signal.SIGQUIT, pass_on)
     signal.signal(signal.SIGALRM, lambda *_: send(signal.SIGKILL))
-    # In another thread torchrun takes no signals, and warns of it.
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
+    # In another thread torchrun takes no signals, and warns of it; who failed is reported below.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         ThreadPoolExecutor(1).submit(main).result()
     except ChildFailedError as error:

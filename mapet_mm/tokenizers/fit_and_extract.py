@@ -85,7 +85,8 @@ def run_fit_codebook(
     skipped_paths = {os.path.join(plan.images.data_root, name): why for name, why in skipped.items()}
     max_skipped = cfg.get("max_skipped", LARGEST_SKIPPED)
     note = note_skipped(skipped_paths, num_images, features.folder / "skipped.txt", max_skipped)
-    print_log(f"sampled {num_images - len(skipped)} images{note}", "current")
+    if is_main_process():
+        print_log(f"sampled {num_images - len(skipped)} images{note}", "current")
     centroids, fitted = cluster(RowsOfImages(features), plan.options)
     made_from = {**tokenizer.metadata, **plan.settings, "images": num_images - len(skipped)}
     made_from["files"] = file_digests(plan.images.data_root, features.names)

@@ -119,11 +119,12 @@ def cluster(
                 )
             curve = [iteration["obj"] for iteration in iterations]
             num_splits = sum(iteration["nsplit"] for iteration in iterations)
-            print_log(
-                f"k-means start {start + 1}/{options.nredo}: inertia {curve[0]:.6g} after iteration 1, "
-                f"{curve[-1]:.6g} after iteration {len(curve)}, {num_splits} empty clusters split",
-                logger="current",
-            )
+            if is_main_process():
+                print_log(
+                    f"k-means start {start + 1}/{options.nredo}: inertia {curve[0]:.6g} after iteration 1, "
+                    f"{curve[-1]:.6g} after iteration {len(curve)}, {num_splits} empty clusters split",
+                    logger="current",
+                )
             if curve[-1] < inertias[-1]:
                 best = (centroids + points.origin).astype(np.float32)
                 inertias = curve

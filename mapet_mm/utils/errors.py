@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mapet_mm.dependencies import EXTRAS
 
@@ -62,7 +63,8 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             if os.environ.get("MAPET_MM_TRACEBACK"):
                 raise
-            print("\nstopped by Ctrl-C", file=sys.stderr)
+            if is_first_to_end():
+                print("\nstopped by Ctrl-C", file=sys.stderr)
             sys.exit(128 + signal.SIGINT)  # as shells have it
         except Exception as error:
             of_worker = worker_message(error)
@@ -77,6 +79,23 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
                 message = f"{missing} is missing: put the dataset there, link it, or change the config"
             if extra := EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0]):
                 message += f': pip install "mapet_mm[{extra}]"'
-            sys.exit(f"error: {message}")
+            sys.exit(f"error: {message}" if is_first_to_end() else 1)
 
     return run
+
+
+def is_first_to_end() -> bool:
+    """True unless another of torchrun's processes on this machine has ended before, and has said why.
+
+    The others fail for the same reason, or because that one is gone.
+    """
+    own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # in a folder of each process
+    if own_file is None:
+        return True
+    try:
+        open(Path(own_file).parents[1] / "first", "x").close()
+    except FileExistsError:
+        return False
+    except OSError:  # the disk is full
+        pass
+    return True

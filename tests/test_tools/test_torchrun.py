@@ -46,6 +46,31 @@ def test_a_process_that_was_killed_is_reported(monkeypatch):
         run_failing(monkeypatch, -9)
 
 
+FAILING = """
+import os
+from mapet_mm.utils.errors import UserError, one_line_errors
+
+def main():
+    print(os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"])
+    raise UserError("no such file")
+
+one_line_errors(main)()
+"""
+
+
+@pytest.mark.parametrize("asked", [None, "3"])
+def test_an_error_of_all_processes_is_one_line_and_each_has_its_share_of_the_cores(asked, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    command = [sys.executable, TOOLS / "torchrun.py", "--standalone", "--nproc_per_node=2", "failing.py"]
+    threads = dict(OMP_NUM_THREADS=asked) if asked else {}
+    others = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    failed = subprocess.run(command, cwd=tmp_path, env=others | threads, capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert failed.stderr == "error: no such file\n"
+    share = asked or max(1, len(os.sched_getaffinity(0)) // 2)
+    assert set(failed.stdout.splitlines()) == {f"{share} {share}"}
+
+
 TRAINING = """
 import os, signal, sys, time
 from pathlib import Path

@@ -70,6 +70,21 @@ def test_ctrl_c_is_one_line_with_the_exit_code_of_shells(capsys):
     assert capsys.readouterr().err == "\nstopped by Ctrl-C\n"
 
 
+@pytest.mark.parametrize("error", [UserError("too many cooks"), KeyboardInterrupt()])
+def test_of_torchruns_processes_the_first_to_end_says_why(error, monkeypatch, tmp_path, capsys):
+    said = []
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"{rank}/error.json"))
+        with pytest.raises(SystemExit) as ended:
+            one_line_errors(Failing(error).main)()
+        said.append((ended.value.code, capsys.readouterr().err))
+    if isinstance(error, UserError):
+        assert said == [("error: too many cooks", ""), (1, "")]
+    else:
+        assert said == [(130, "\nstopped by Ctrl-C\n"), (130, "")]
+
+
 def test_a_missing_dataset_says_what_to_do():
     error = FileNotFoundError(2, "No such file or directory", "data/imagenet/train")
     with pytest.raises(SystemExit, match="data/imagenet/train is missing"):

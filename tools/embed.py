@@ -34,6 +34,8 @@ def parse_args() -> argparse.Namespace:
 @one_line_errors
 def main() -> None:
     args = parse_args()
+    from mmengine.logging import MMLogger
+
     from mapet_mm.evaluation.embed import embed
     from mapet_mm.evaluation.folders import pictures_in_numbers
     from mapet_mm.evaluation.images import Data
@@ -42,6 +44,7 @@ def main() -> None:
 
     say_share()
     choose_device()
+    MMLogger.get_instance("embed", log_level="WARNING")  # MMEngine logs initialisations
     if len(args.model) > 2:
         raise UserError(f"--model {' '.join(args.model)}: one model and one checkpoint")
     if not args.folder.is_dir():

@@ -119,9 +119,11 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
 
 
 def _require_success(stage: Stage, code: int, received: Sequence[int]) -> None:
-    """End this process if a signal ended a stage, or came while it ran, or if the stage failed."""
-    by_signal = {ending for number in received for ending in (-number, 128 + number)}
-    if code == STOPPED or (received and code in {0, *by_signal}):
+    """End this process if a signal ended a stage, or came while it ran, or if the stage failed.
+
+    A stage that a signal meets while Python starts ends with any code.
+    """
+    if code == STOPPED or received:
         if code != STOPPED:  # a training has said so itself
             print("stopped. Run the same command again to continue.", flush=True)
         sys.exit(STOPPED)

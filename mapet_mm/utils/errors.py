@@ -63,6 +63,7 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             if os.environ.get("MAPET_MM_TRACEBACK"):
                 raise
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes again from who started this process
             if is_first_to_end():
                 print("\nstopped by Ctrl-C", file=sys.stderr)
             sys.exit(128 + signal.SIGINT)  # as shells have it

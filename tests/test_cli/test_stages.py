@@ -88,9 +88,11 @@ def test_a_signal_is_passed_on_and_the_stage_saves(number, tmp_path, capfd):
     claim(tmp_path, "pretrain").close()  # nothing is at work any more
 
 
-def test_a_stage_that_dies_of_the_signal_that_was_passed_on_is_no_failure(tmp_path, capfd):
+@pytest.mark.parametrize("start", ["", "signal.signal(signal.SIGUSR1, lambda *_: os._exit(1))"])
+def test_a_stage_that_dies_of_the_signal_that_was_passed_on_is_no_failure(start, tmp_path, capfd):
     """Codebook and tokens take no signals; they go on from what they have written."""
-    telling = f"import os, time; os.kill({os.getpid()}, {int(signal.SIGUSR1)}); time.sleep(60)"
+    tell = f"os.kill({os.getpid()}, signal.SIGUSR1); time.sleep(60)"
+    telling = f"import os, signal, time\n{start}\n{tell}"
     with pytest.raises(SystemExit) as ended:
         run(tmp_path, stage("tokens", telling))
     assert ended.value.code == 75

@@ -63,13 +63,16 @@ def test_a_worker_that_was_killed_is_one_line_with_its_most_likely_causes():
         one_line_errors(main)()
 
 
+@pytest.mark.usefixtures("signals_given_back")
 def test_ctrl_c_is_one_line_with_the_exit_code_of_shells(capsys):
     with pytest.raises(SystemExit) as ended:
         one_line_errors(Failing(KeyboardInterrupt()).main)()
+    signal.raise_signal(signal.SIGINT)  # the job that started it passes it on
     assert ended.value.code == 130
     assert capsys.readouterr().err == "\nstopped by Ctrl-C\n"
 
 
+@pytest.mark.usefixtures("signals_given_back")
 @pytest.mark.parametrize("error", [UserError("too many cooks"), KeyboardInterrupt()])
 def test_of_torchruns_processes_the_first_to_end_says_why(error, monkeypatch, tmp_path, capsys):
     said = []

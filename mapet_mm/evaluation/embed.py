@@ -56,9 +56,9 @@ def embed(model: Model, data: Data, out: Path, cache: Path, patches: bool = Fals
 
 def _write_blocks(file: Path, features: Features, kind: str, shape: tuple[int, ...]) -> None:
     """Write the features of one kind as one array, a block at a time."""
-    with new_file(file) as partial:
-        values = np.lib.format.open_memmap(partial, "w+", np.float16, (len(features), *shape))
+    head = dict(descr="<f2", fortran_order=False, shape=(len(features), *shape))
+    # Not into a map of memory: where the disk is full, that would kill the process without a word.
+    with new_file(file) as partial, open(partial, "wb") as opened:
+        np.lib.format.write_array_header_1_0(opened, head)
         for block in range(features.num_blocks):
-            own = features.read(kind, block).numpy()
-            values[features.rows(block)] = own.reshape(len(own), *shape)
-        values.flush()
+            opened.write(features.read(kind, block).numpy().tobytes())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -218,8 +219,11 @@ class Part(NamedTuple):
             mode = partial.stat().st_mode
             try:
                 save_file(tensors, partial, {"about": about})  # of two entries, the order would vary
-            except SafetensorError as error:  # a full disk, too
-                raise TokenStoreError(f"`{path}` could not be written: {error}") from None
+            except SafetensorError as error:
+                number = re.search(r"\(os error (\d+)\)", str(error))  # such as that of a full disk
+                if number is None:
+                    raise TokenStoreError(f"`{path}` could not be written: {error}") from None
+                raise OSError(int(number[1]), os.strerror(int(number[1])), os.fspath(path)) from None
             partial.chmod(mode)  # safetensors lets nobody but the owner read its files
 
     def followed_by(self, rest: Part) -> Part:

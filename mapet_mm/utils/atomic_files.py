@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mapet_mm.utils.errors import FULL_DISK
+
 STALE_SECONDS = 3600  # after which nobody writes to a partial file any more
 # What file systems answer that cannot flush a folder (SMB shares, sshfs, shared folders) or, some, a file.
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -49,7 +51,7 @@ def full_disk_named(path: str | os.PathLike) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not error.filename:
+        if error.errno in FULL_DISK and not error.filename:
             error.filename = os.fspath(path)
         raise
 

@@ -3,6 +3,7 @@
 `MAPET_MM_TRACEBACK=1` shows the traceback of these errors too; any other error is a bug and keeps its own.
 """
 
+import errno
 import functools
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from mapet_mm.dependencies import EXTRAS
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)  # or a full quota
 # Exit code of a run that was told to end and continues when it is started again (`EX_TEMPFAIL`).
 STOPPED = 75
 
@@ -73,6 +75,8 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
             if not can_fix or os.environ.get("MAPET_MM_TRACEBACK"):
                 raise
             message = of_worker or str(error)
+            if getattr(error, "errno", None) in FULL_DISK:
+                message += ": make room on that disk, then run the same command again, which continues"
             if message.startswith("Caught "):  # in a worker process: its traceback, then `Type: message`
                 message = message.strip().rpartition("\n")[2].partition(": ")[2]
             missing = str(getattr(error, "filename", ""))

@@ -1,5 +1,6 @@
 """The token store: what is written is read back by name; kills, damage and replacement deceive nobody."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from mapet_mm.structures import (
     MissingTokensError,
@@ -18,6 +20,7 @@ from mapet_mm.structures import (
     TokenStoreError,
     extend_store,
     merge_stores,
+    parts,
 )
 from mapet_mm.structures.names import StoredNames
 from mapet_mm.structures.token_store import PART_ROWS
@@ -165,6 +168,21 @@ def test_a_write_killed_before_its_file_has_its_name_costs_only_its_rows(tmp_pat
     again = TokenStore.open(tmp_path / "a")
     assert again.missing().tolist() == [2, 3, 4, 5, 6, 7]
     assert holds(again, store.names[:2])
+
+
+def test_a_full_disk_is_named_and_costs_only_the_rows(tmp_path, monkeypatch):
+    store = fill(make(tmp_path / "a", names_of(8)), [0, 1])
+
+    def full(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "save_file", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*/parts/00000-") as raised:
+            fill(store, [2, 3])
+    assert raised.value.errno == errno.ENOSPC
+    assert TokenStore.open(tmp_path / "a").missing().tolist() == [2, 3, 4, 5, 6, 7]
+    assert holds(fill(store), store.names)
 
 
 def test_several_writers_of_one_part_lose_no_rows(tmp_path):

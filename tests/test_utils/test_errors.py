@@ -1,5 +1,6 @@
 """How the tools show an error: one line for what a user can put right, a traceback for a bug."""
 
+import errno
 import os
 import signal
 
@@ -86,6 +87,13 @@ def test_of_torchruns_processes_the_first_to_end_says_why(error, monkeypatch, tm
         assert said == [("error: too many cooks", ""), (1, "")]
     else:
         assert said == [(130, "\nstopped by Ctrl-C\n"), (130, "")]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_with_what_to_do(number):
+    error = OSError(number, os.strerror(number), "run/tokens")
+    with pytest.raises(SystemExit, match="'run/tokens': make room on that disk, then run the same command"):
+        one_line_errors(Failing(error).main)()
 
 
 def test_a_missing_dataset_says_what_to_do():

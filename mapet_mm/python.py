@@ -234,11 +234,18 @@ class PipelineTransform:
         self.normalise = normalise
 
     def __call__(self, image: str | os.PathLike | Image.Image) -> Tensor:
-        """The input `(3, H, W)` for an image."""
+        """The input `(3, H, W)` for an image; PictureError for a path of none that can be read."""
+        from mapet_mm.datasets.pictures import PictureError
         from mapet_mm.datasets.reading import read_whole
+        from mapet_mm.utils.errors import reason_of
 
         if isinstance(image, str | os.PathLike):
-            results = read_whole(self.load, dict(img_path=os.fspath(image)))
+            try:
+                results = read_whole(self.load, dict(img_path=os.fspath(image)))
+            except (UserError, ImportError):
+                raise
+            except Exception as error:  # of any decoder
+                raise PictureError(f"image `{image}` cannot be read: {reason_of(error)}") from error
         else:
             pixels = as_if_loaded(image, self.load)
             results = dict(img=pixels, img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])

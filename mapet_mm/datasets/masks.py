@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,6 +43,11 @@ class MaskedImages:
     image_ending: str
     mask_ending: str
     names: list[str]
+
+    def without(self, left_out: Collection[str]) -> MaskedImages:
+        """The images that are not among some, by the names of their files."""
+        kept = [name for name in self.names if name + self.image_ending not in left_out]
+        return replace(self, names=kept)
 
     def dataset(self, images: Path, masks: Path, **options: Any) -> dict[str, Any]:
         """The config of MMSegmentation's dataset of these images."""

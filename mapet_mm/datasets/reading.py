@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from threading import Event
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -87,6 +88,14 @@ def in_threads(look: Callable[[Item], Result], items: Sequence[Item], title: str
     A million files take a minute or two. `title` is the text of a progress bar, if it takes long.
     """
     parts = [items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE)]
+    has_ended = Event()  # also by a signal, which is not to wait for the parts that are looked at
+
+    def look_at(part: Sequence[Item]) -> list[Result]:
+        return [look(item) for item in part if not has_ended.is_set()]
+
     with ThreadPoolExecutor(THREADS) as threads:
-        found = threads.map(lambda part: [look(item) for item in part], parts)
-        yield from chain.from_iterable(tqdm(found, title, total=len(parts), delay=2))
+        try:
+            found = threads.map(look_at, parts)
+            yield from chain.from_iterable(tqdm(found, title, total=len(parts), delay=2))
+        finally:
+            has_ended.set()

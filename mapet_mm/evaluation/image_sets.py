@@ -132,7 +132,12 @@ def images_of_folder(config: Config, data: Data) -> ImageSet:
 
 def declaring_config(config: Config, path: str | None) -> Config:
     """The config that declares image sets and protocols: another one if `path` names it."""
-    return read_config(path) if path and not Path(path).is_dir() else config
+    if path is None or Path(path).is_dir():
+        return config
+    try:
+        return read_config(path)
+    except FileNotFoundError as error:
+        raise ImageSetError(f"no folder of images, or config of image sets, `{path}`: {error}") from error
 
 
 def sets_of_config(config: Config, data: Data) -> dict[str, Mapping[str, Any]]:

@@ -31,7 +31,7 @@ RESULT = "this pre-training"
 START = "its start"
 FEW = 20  # images or groups; of fewer, a bootstrapped interval is too narrow
 FEWEST_GROUPS = 5  # to be tested, for a verdict by labels
-ALIKE = 0.99  # cosine of near-twins, such as neighbouring slices or frames
+ALIKE = 0.01  # of the distance that two images usually have, near-twins have: such as neighbouring slices
 NOTED = 0.01  # share of the tested images with a near-twin, from which on it is said
 Interval = tuple[float, float]
 
@@ -239,7 +239,7 @@ def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:
         return ""
     if START in evaluated:
         share = share_of_twins(evaluated[START])
-        kind = "near-twin among the voters (cosine > 0.99 in the start's features)"
+        kind = "near-twin among the voters (in the start's features a hundredth as far as images usually are)"
     else:
         images = evaluated[RESULT].images
         voters = [images["train"].path(index) for index in range(len(images["train"]))]
@@ -253,20 +253,20 @@ def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:
 
 
 def share_of_twins(evaluated: Evaluated) -> float:
-    """The share of the tested images of which a voter's features have a cosine above 0.99.
+    """The share of the tested images to which a voter is a hundredth as near as another one usually is.
 
-    It is 0 of features in which most images are that much alike, whatever they show.
+    Distances are 1 - cosine. The share is 0 of features in which most images are alike, whatever they show.
     """
     train = evaluated.features["train"]
     setting = train.settings[-1]
     queries = comparable(evaluated.features["val"].pooled(setting).to(evaluated.device), setting)
     queries = F.normalize(queries, dim=1)
-    any_two = (queries * queries.flip(0)).sum(1)
-    if any_two.median() > ALIKE:
+    usual = 1 - (queries * queries.flip(0)).sum(1).median()
+    if usual < ALIKE:
         return 0.0
     keys = ((F.normalize(features, dim=1), labels) for features, labels in voters(train, setting))
     similarity, _ = nearest(queries, keys, k=1)
-    return float((similarity[:, 0] > ALIKE).float().mean())
+    return float((1 - similarity[:, 0] < ALIKE * usual).float().mean())
 
 
 def sentence_of(gain: Gain, compared_with: str, figure: str = "k-NN") -> str:

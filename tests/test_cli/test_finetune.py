@@ -334,7 +334,7 @@ def test_what_masks_cannot_change_is_refused_before_they_are_read(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             finetune.finetune(options(tmp_path, tmp_path / "out", masks=masks, **{"head": "linear", **given}))
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["claim"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"claim", "left_out.json"}
 
 
 def test_classes_are_what_a_file_says(tmp_path, monkeypatch, capsys):
@@ -399,8 +399,27 @@ def test_the_few_images_that_cannot_be_decoded_are_left_out_and_named(tmp_path, 
         finetune.finetune(args)
 
     (tmp_path / "i/dark/empty.png").touch()
-    with pytest.raises(UserError, match=r"2 of 22 images cannot be decoded, the first `.*bright/cut\.png`"):
+    with pytest.raises(UserError, match=r"2 of 22 images cannot be decoded: `.*bright/cut\.png \("):
         finetune.finetune(options(tmp_path, tmp_path / "other", images=tmp_path / "i", no_compare=True))
+
+
+def test_images_with_masks_that_cannot_be_decoded_are_left_out_and_named(tmp_path, monkeypatch, capsys):
+    save_own_run(tmp_path)
+    images, masks = write_masks(tmp_path, [f"{number:02d}" for number in range(22)])
+    (images / "07.jpg").write_bytes((images / "07.jpg").read_bytes()[:100])
+    monkeypatch.setattr(finetune, "run_stages", lambda *_: None)
+    monkeypatch.setattr(finetune, "compare", lambda *_: None)
+    given = dict(masks=(images, masks), ignore=(11,), head="linear", no_compare=True)
+    finetune.finetune(options(tmp_path, tmp_path / "out", **given))
+    assert "images that cannot be decoded, left out: 1, see " in capsys.readouterr().out
+    listed = [
+        name for part in ("train", "val") for name in (tmp_path / f"out/{part}.txt").read_text().split()
+    ]
+    assert sorted(listed) == [f"{number:02d}" for number in range(22) if number != 7]
+
+    (images / "09.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"2 of 22 images cannot be decoded: `.*07\.jpg \(.*09\.jpg \("):
+        finetune.finetune(options(tmp_path, tmp_path / "other", **given))
 
 
 def test_weights_of_another_network_are_refused_before_anything_is_made(tmp_path):

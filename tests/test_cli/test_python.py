@@ -137,6 +137,16 @@ def test_a_pil_image_is_decoded_as_its_file(vit, tmp_path):
     assert (transform(Image.open(cmyk)) - transform(cmyk)).abs().mean() < 0.02  # other rounding
 
 
+def test_images_and_folders_that_are_missing_or_broken_are_named(vit, tmp_path):
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    _, transform = mapet_mm.load(vit.parent)
+    for name in ("broken.jpg", "missing.jpg"):
+        with pytest.raises(UserError, match=rf"image `{tmp_path / name}` cannot be read"):
+            transform(tmp_path / name)
+    with pytest.raises(UserError, match=rf"no folder of images, or config of image sets, `{tmp_path}/gone`"):
+        mapet_mm.evaluate(f"timm:local-dir:{vit}", tmp_path / "gone")
+
+
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
 def test_images_of_more_than_8_bits_are_refused_from_files_and_from_pil(vit, tmp_path, kind):
     _, transform = mapet_mm.load(vit.parent)

@@ -192,8 +192,8 @@ def test_near_twins_among_the_voters_are_said(models, tmp_path):
     # Two tested images that are alike do not make all alike.
     of_val.values["pooled"][:, 299] = of_val.values["pooled"][:, 100]
     assert judge(models, tmp_path).sentence.endswith(
-        " over its start. 12 % of the tested images have a near-twin among the voters (cosine > 0.99 in the "
-        "start's features): name --groups."
+        " over its start. 12 % of the tested images have a near-twin among the voters (in the start's "
+        "features a hundredth as far as images usually are): name --groups."
     )
     images = models[RESULT][1]
     images["val"].groups = torch.arange(400) // 4
@@ -204,6 +204,18 @@ def test_near_twins_among_the_voters_are_said(models, tmp_path):
     images["val"].groups = None
     for bank in (of_train, of_val):
         bank.values["pooled"] += 1000
+    assert "near-twin" not in judge(models, tmp_path).sentence
+
+
+def test_images_that_weak_features_take_for_much_alike_are_no_near_twins(models, tmp_path):
+    """Where two have a cosine of 0.95, many have one above 0.99 to some other."""
+    start, images = models[START]
+    generator = torch.Generator().manual_seed(0)
+    for part in ("train", "val"):
+        pooled = verdict.take_features(start, images[part], None).values["pooled"]
+        few_directions = torch.randn(*pooled.shape[:2], 8, generator=generator)
+        pooled[:] = 1
+        pooled[..., :8] += 0.25 * few_directions.to(pooled.dtype)
     assert "near-twin" not in judge(models, tmp_path).sentence
 
 

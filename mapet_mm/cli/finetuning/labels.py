@@ -91,7 +91,7 @@ def _look_at_images(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Lab
         raise UserError(
             f"{args.images}: {labels.about_classes}: the images of a class lie in a folder of its name"
         )
-    broken = undecodable([name for name in names if name in class_of], args, load_image)
+    broken = undecodable([name for name in names if name in class_of], args.images, args.out, load_image)
     labelled = replace(labels, names=[name for name in names if name in class_of and name not in broken])
     split, about_split = split_labelled(labelled, args.images, args.seed)
 
@@ -106,7 +106,7 @@ def _look_at_images(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Lab
     if left_out:
         words.append(f"other files, left out: {left_out}")
     if broken:
-        words.append(f"images that cannot be decoded, left out: {len(broken)}, see {args.out / LEFT_OUT}")
+        words.append(left_out_line(broken, args.out))
     if labels.about_groups:
         words.append(labels.about_groups)
     counts = Counter(class_of[name] for name in split.trained)
@@ -120,7 +120,12 @@ def _look_at_images(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Lab
     return LabelledImages(args.images, split, classes, lists, val_groups, words)
 
 
-def undecodable(names: Sequence[str], args: FinetuneOptions, load_image: Mapping[str, Any]) -> set[str]:
+def left_out_line(broken: set[str], out: Path) -> str:
+    """A line about images that cannot be decoded."""
+    return f"images that cannot be decoded, left out: {len(broken)}, see {out / LEFT_OUT}"
+
+
+def undecodable(names: Sequence[str], folder: Path, out: Path, load_image: Mapping[str, Any]) -> set[str]:
     """The images that cannot be decoded, which no training shall meet after hours; OUT keeps their list.
 
     Another start of a fine-tuning whose lists were written reads it.
@@ -128,14 +133,14 @@ def undecodable(names: Sequence[str], args: FinetuneOptions, load_image: Mapping
     Raises:
         UserError: more than a twentieth cannot be, or the storage gives errors.
     """
-    listing = args.out / LEFT_OUT
-    if listing.exists() and (args.out / IDENTITY).exists():
+    listing = out / LEFT_OUT
+    if listing.exists() and (out / IDENTITY).exists():
         return set(json.loads(listing.read_text()))
     read = ImageReader(TRANSFORMS.build(dict(load_image)))
 
     def reason_against(name: str) -> str:
         try:
-            read(dict(img_path=str(args.images / name)))
+            read(dict(img_path=str(folder / name)))
         except UndecodableError as error:
             return str(error)
         return ""
@@ -143,10 +148,10 @@ def undecodable(names: Sequence[str], args: FinetuneOptions, load_image: Mapping
     reasons = dict(zip(names, in_threads(reason_against, names, "decoding each image once"), strict=True))
     broken = {name: reason for name, reason in reasons.items() if reason}
     if len(broken) > MOST_LEFT_OUT * len(names):
-        first, reason = next(iter(broken.items()))
+        named = [f"{folder / name} ({reason})" for name, reason in broken.items()]
         raise UserError(
-            f"{len(broken)} of {len(names)} images cannot be decoded, the first `{args.images / first}` "
-            f"({reason}): repair or remove them, up to {MOST_LEFT_OUT:.0%} are left out"
+            f"{len(broken)} of {len(names)} images cannot be decoded: {listed(named, most=20)}: repair or "
+            f"remove them, up to {MOST_LEFT_OUT:.0%} are left out"
         )
     replace_json(listing, broken)
     return set(broken)
@@ -165,7 +170,14 @@ def _look_at_masks(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Labe
             f"{images}: {num_train} images to train on are too few for {args.processes} processes, each of "
             f"which takes two in a step (BatchNorm): add --processes {num_train - 1}"
         )
-    # All that the names say is said: to read the masks may take long.
+    # All that the names say is said: to read the images and the masks may take long.
+    broken = undecodable(names, images, args.out, load_image)
+    if broken:
+        words.append(left_out_line(broken, args.out))
+        pairs = [pair.without(broken) for pair in pairs]
+        pairs = [pair for pair in pairs if pair.names]
+        labels = replace(labels, names=[name for name in names if name not in broken])
+        split, about_split = split_labelled(labels, images, args.seed)
     classes = take_values(read_masks(pairs, images, masks, load_image), args.ignore)
     words += classes.words
     if labels.about_groups:

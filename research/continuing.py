@@ -1,0 +1,273 @@
+"""Does continuing a ViT hurt? `mapet-mm pretrain --init` from small ViTs to images of another kind.
+
+    python research/continuing.py garments photographs GARMENTS.pth --seeds 3
+    python research/continuing.py --show
+
+A run is the command itself: a checkpoint of images of one kind, and 6,000 images of another, which each seed
+draws. It is measured with 4,000 images that nothing else sees, as trained, and with half of the change. What
+is done stays, so the same command goes on after an interruption. Figures are kept in continuing.jsonl.
+
+It reads what `converters/cifar10.py` and `converters/fashion_mnist.py` write, and for streets a folder of
+CamVid, `images/*/*` and `annotations/*/*`. Checkpoints: [the page](results/continuing.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from scipy.stats import t
+
+import mapet_mm
+from mapet_mm.cli.change import changed
+from mapet_mm.utils.run_folder import INIT, Run
+from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
+
+RECORDS = Path(__file__).with_name("continuing.jsonl")
+EPOCHS = 10
+TRAINED = 6000  # images, drawn by each seed
+MEASURED = 4000
+FLAT = dict(layer_decay=1.0)
+# How the ViT is trained; the first is the command's own way.
+WAYS: dict[str, dict[str, Any]] = {
+    "all, 3e-4, layer decay": {},
+    "all, 1.5e-3": dict(lr=1.5e-3, **FLAT),
+    "attention, 1.5e-3": dict(train="attention", lr=1.5e-3, **FLAT),
+    "attention, 6e-3": dict(train="attention", lr=6e-3, **FLAT),
+    "lora, 1.5e-3": dict(train="lora", lr=1.5e-3, **FLAT),
+    "lora, 6e-3": dict(train="lora", lr=6e-3, **FLAT),
+}
+SHARES = (0, 0.5, 1)  # of the change; 0 is the start
+
+CLASSIFIED = {"photographs": "data/cifar10", "garments": "data/fashion_mnist"}
+POOLS = {"photographs": "train_35000.txt", "garments": "train_20000.txt"}
+CHOOSING = "held_out.txt"  # images to choose a rate by
+METRICS = dict(knn="k-NN, both", few="logistic regression, both, 10 a class")
+
+CAMVID = "data/camvid"
+STREETS = "streets"
+MEASURED_RECORDING = "0006R0"  # the other two are trained on
+STREET_CLASSES = [
+    *("sky", "building", "pole", "road", "pavement", "tree"),
+    *("sign", "fence", "car", "pedestrian", "bicyclist"),
+]
+VOID = 11  # of CamVid's masks
+CROP = 32  # side in pixels of a crop of the halved pictures
+STREET_METRICS = dict(segmentation="k-NN segmentation, patch tokens")
+
+
+def labelled_lines(kind: str, listed: str) -> list[str]:
+    """Lines `path class`, with paths from the folder of the images of this kind."""
+    root = Path(CLASSIFIED[kind])
+    folder = "val" if listed == "val.txt" and (root / "val").is_dir() else "train"
+    return [f"{folder}/{line}" for line in (root / "meta" / listed).read_text().splitlines()]
+
+
+def drawn(lines: list[str], count: int, seed: int) -> list[str]:
+    """Some of the lines."""
+    rows = np.random.default_rng(seed).permutation(len(lines))[:count]
+    return [lines[row] for row in sorted(rows)]
+
+
+def link(images: list[str], root: Path, folder: Path) -> None:
+    """A folder with links to these images."""
+    for image in images:
+        path = folder / image
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_symlink():
+            path.symlink_to((root / image).absolute())
+
+
+def classified_images(kind: str, folder: Path, seed: int, measured: str) -> tuple[Path, dict[str, Any]]:
+    """Images to train on, and the evaluation of a model by their classes."""
+    root = Path(CLASSIFIED[kind]).absolute()
+    lines = dict(
+        train=drawn(labelled_lines(kind, POOLS[kind]), TRAINED, seed),
+        val=drawn(labelled_lines(kind, measured), MEASURED, 0),
+    )
+    images = folder / f"images-{seed}"
+    link([line.split()[0] for line in lines["train"]], root, images)
+    sets = {}
+    for name, listed in lines.items():
+        file = folder / f"{name}-{seed}-{measured}"
+        file.write_text("\n".join(listed) + "\n")
+        sets[name] = dict(
+            dataset=dict(type="CustomDataset", data_root=str(root), ann_file=str(file.absolute()))
+        )
+    protocols = [dict(type="NearestNeighbours"), dict(type="LowShot", shots=[10])]
+    return images, dict(**sets, protocols=protocols)
+
+
+def write_crops(out: Path) -> None:
+    """Crops of CamVid's halved pictures and masks, in MMSegmentation's layout."""
+    if (out / "images").exists():
+        return
+    for path in sorted(Path(CAMVID).glob("images/*/*")):
+        part = "val" if path.name.startswith(MEASURED_RECORDING) else "train"
+        picture = Image.open(path)
+        size = (picture.width // 2, picture.height // 2)
+        mask = np.array(Image.open(CAMVID / path.relative_to(CAMVID).with_suffix(".png")).resize(size, 0))
+        mask[mask == VOID] = 255
+        both = {"images": picture.resize(size, Image.Resampling.BOX), "annotations": Image.fromarray(mask)}
+        for x in range(0, size[0] - CROP + 1, CROP):
+            for y in range(0, size[1] - CROP + 1, CROP):
+                for name, whole in both.items():
+                    file = out / name / part / f"{path.stem}_{x}_{y}.png"
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    whole.crop((x, y, x + CROP, y + CROP)).save(file)
+
+
+def street_images(folder: Path, seed: int) -> tuple[Path, dict[str, Any]]:
+    """Crops of streets to train on, and the evaluation of a model by their masks."""
+    crops = (folder / "crops").absolute()
+    write_crops(crops)
+    names = sorted(path.name for path in (crops / "images/train").iterdir())
+    images = folder / f"images-{seed}"
+    link(drawn(names, TRAINED, seed), crops / "images/train", images)
+    pipeline = [
+        dict(type="LoadImageFromFile"),
+        dict(type="mmseg.LoadAnnotations"),
+        dict(type="mmseg.PackSegInputs"),
+    ]
+    sets = {}
+    for name, part, count in (("dense_train", "train", 1000), ("dense_val", "val", 2000)):
+        listed = sorted(path.stem for path in (crops / "images" / part).iterdir())
+        file = folder / f"{name}-{seed}.txt"
+        # What a seed learns from differs, what is measured does not.
+        file.write_text("\n".join(drawn(listed, count, seed if part == "train" else 0)) + "\n")
+        dataset = dict(
+            type="mmseg.BaseSegDataset",
+            data_root=str(crops),
+            data_prefix=dict(img_path=f"images/{part}", seg_map_path=f"annotations/{part}"),
+            img_suffix=".png",
+            ann_file=str(file.absolute()),
+            metainfo=dict(classes=STREET_CLASSES),
+            pipeline=pipeline,
+        )
+        sets[name] = dict(dataset=dataset)
+    return images, dict(**sets, protocols=[dict(type="SegmentationByNeighbours")])
+
+
+def figures(run: Path, checkpoint: Path, config: Path, metrics: dict[str, str]) -> dict[str, float]:
+    """What frozen features of these weights give."""
+    rows = mapet_mm.evaluate(run, config, checkpoint=checkpoint, cache=run.parent / "features", workers=0)
+    values = {row.name: row.value for row in rows}
+    return {name: values[metric] for name, metric in metrics.items()}
+
+
+def continue_once(args: argparse.Namespace, way: str, seed: int) -> None:
+    """Train and measure once, and keep the figures."""
+    folder = args.out / f"{args.start}-{args.images}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if args.images == STREETS:
+        metrics = STREET_METRICS
+        images, evaluation = street_images(folder, seed)
+    else:
+        metrics = METRICS
+        images, evaluation = classified_images(args.images, folder, seed, args.measured)
+    start = folder / "start"
+    if not start.exists():
+        convert = [sys.executable, "tools/convert.py", "mm", "timm", args.checkpoint, str(start)]
+        subprocess.run(convert, check=True)
+    place = folder / f"{way}-{args.epochs}-{seed}".replace(", ", "_").replace(" ", "-")
+    config = Path(f"{place}.py")
+    config.write_text(f"evaluation = {evaluation!r}\n")
+
+    began = time.time()
+    options = dict(epochs=args.epochs, seed=seed, workers=0, no_verdict=True, **WAYS[way])
+    mapet_mm.pretrain(images, place, init=f"timm:local-dir:{start.absolute()}", **options)
+    minutes = (time.time() - began) / 60
+
+    run = Run(place)
+    before = read_weights(run / INIT)
+    trained, meta = read_checkpoint(run.checkpoint)
+    values = {}
+    for share in SHARES:
+        weights = folder / f"share-{way}-{seed}.pth"
+        write_weights(weights, changed(before, trained, share), meta)
+        values[str(share)] = figures(place, weights, config, metrics)
+        weights.unlink()
+    said = dict(start=args.start, images=args.images, way=way, epochs=args.epochs, seed=seed)
+    record = dict(**said, measured=args.measured, minutes=round(minutes, 1), by_share=values)
+    with args.records.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    print(json.dumps(record))
+
+
+def mean_and_half_width(values: list[float]) -> tuple[float, float]:
+    """The mean over seeds, and half of its 95 % interval by Student's t."""
+    if len(values) < 2:
+        return values[0], float("nan")
+    error = np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(np.mean(values)), float(t.ppf(0.975, len(values) - 1) * error)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Markdown: a row for each way, and the change of a figure against the start."""
+    lines = [
+        "| start | images | trained | measure | start | change | half of it | seeds |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    groups = defaultdict(list)
+    for record in records:
+        for measure in record["by_share"]["0"]:
+            key = (record["start"], record["images"], f"{record['way']}, {record['epochs']} epochs", measure)
+            groups[(*key, record["measured"])].append(
+                {share: values[measure] for share, values in record["by_share"].items()}
+            )
+    for (start, images, way, measure, _), found in groups.items():
+        gains = []
+        for share in ("1", "0.5"):
+            mean, half = mean_and_half_width([values[share] - values["0"] for values in found])
+            gains.append(
+                f"{mean:+.1f}"
+                if np.isnan(half)
+                else f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
+            )
+        before = np.mean([values["0"] for values in found])
+        cells = [start, images, way, measure, f"{before:.1f}", *gains, str(len(found))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("start", nargs="?", help="what the checkpoint has seen, a word")
+    parser.add_argument("images", nargs="?", choices=[*CLASSIFIED, STREETS], help="to continue on")
+    parser.add_argument("checkpoint", nargs="?", help="of the start, a training's")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument(
+        "--measured", default="val.txt", help=f"list to measure with, {CHOOSING} to choose by"
+    )
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/continuing"), help="folder of the runs")
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--show", action="store_true", help="print the table of what is kept")
+    args = parser.parse_args()
+    records = []
+    if args.records.exists():
+        records = [json.loads(line) for line in args.records.read_text().splitlines()]
+    if args.show:
+        print(table(records))
+        return
+    keys = ("start", "images", "way", "epochs", "seed", "measured")
+    done = {tuple(record[key] for key in keys) for record in records}
+    for seed in args.seeds:
+        for way in args.ways:
+            if (args.start, args.images, way, args.epochs, seed, args.measured) not in done:
+                continue_once(args, way, seed)
+
+
+if __name__ == "__main__":
+    main()

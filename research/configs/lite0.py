@@ -8,7 +8,7 @@ tokenizer = dict(image_size=image_size, precision="bfloat16")
 data_preprocessor = dict(mean=[127.5] * 3, std=[127.5] * 3)
 
 resize = dict(type="ResizeEdge", scale=image_size, edge="short", backend="pillow", interpolation="bicubic")
-pipeline = [*_base_.load, resize, _base_.pack]
+pipeline = [*_base_.token_load, resize, _base_.pack]
 dataset = [
     dict(pipeline=pipeline, **_base_.train_images),
     dict(pipeline=pipeline, **_base_.val_images),

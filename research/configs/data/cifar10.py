@@ -30,6 +30,7 @@ tokenizer_note = (
 )
 tokens = "grid"
 vocab_size = 256
+token_load = [dict(type="LoadImageFromFile")]  # what the tokenizer sees
 grid_encoder = dict(
     type="TIMMBackbone",
     model_name="tf_efficientnet_lite0",

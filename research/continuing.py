@@ -7,8 +7,8 @@ A run is the command itself: a checkpoint of images of one kind, and 6,000 image
 draws. It is measured with 4,000 images that nothing else sees, as trained, and with half of the change. What
 is done stays, so the same command goes on after an interruption. Figures are kept in continuing.jsonl.
 
-It reads what `converters/cifar10.py` and `converters/fashion_mnist.py` write, and for streets a folder of
-CamVid, `images/*/*` and `annotations/*/*`. Checkpoints: [the page](results/continuing.md).
+It reads what `converters/cifar10.py`, `fashion_mnist.py` and `camvid.py` write. Which checkpoints:
+[the page](results/continuing.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from scipy.stats import t
 
 import mapet_mm
@@ -52,15 +51,13 @@ POOLS = {"photographs": "train_35000.txt", "garments": "train_20000.txt"}
 CHOOSING = "held_out.txt"  # images to choose a rate by
 METRICS = dict(knn="k-NN, both", few="logistic regression, both, 10 a class")
 
-CAMVID = "data/camvid"
 STREETS = "streets"
+CROPS = "data/camvid_32"
 MEASURED_RECORDING = "0006R0"  # the other two are trained on
 STREET_CLASSES = [
     *("sky", "building", "pole", "road", "pavement", "tree"),
     *("sign", "fence", "car", "pedestrian", "bicyclist"),
 ]
-VOID = 11  # of CamVid's masks
-CROP = 32  # side in pixels of a crop of the halved pictures
 STREET_METRICS = dict(segmentation="k-NN segmentation, patch tokens")
 
 
@@ -106,47 +103,26 @@ def classified_images(kind: str, folder: Path, seed: int, measured: str) -> tupl
     return images, dict(**sets, protocols=protocols)
 
 
-def write_crops(out: Path) -> None:
-    """Crops of CamVid's halved pictures and masks, in MMSegmentation's layout."""
-    if (out / "images").exists():
-        return
-    for path in sorted(Path(CAMVID).glob("images/*/*")):
-        part = "val" if path.name.startswith(MEASURED_RECORDING) else "train"
-        picture = Image.open(path)
-        size = (picture.width // 2, picture.height // 2)
-        mask = np.array(Image.open(CAMVID / path.relative_to(CAMVID).with_suffix(".png")).resize(size, 0))
-        mask[mask == VOID] = 255
-        both = {"images": picture.resize(size, Image.Resampling.BOX), "annotations": Image.fromarray(mask)}
-        for x in range(0, size[0] - CROP + 1, CROP):
-            for y in range(0, size[1] - CROP + 1, CROP):
-                for name, whole in both.items():
-                    file = out / name / part / f"{path.stem}_{x}_{y}.png"
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    whole.crop((x, y, x + CROP, y + CROP)).save(file)
-
-
 def street_images(folder: Path, seed: int) -> tuple[Path, dict[str, Any]]:
-    """Crops of streets to train on, and the evaluation of a model by their masks."""
-    crops = (folder / "crops").absolute()
-    write_crops(crops)
-    names = sorted(path.name for path in (crops / "images/train").iterdir())
+    """Squares of streets to train on, and the evaluation of a model by their masks."""
+    crops = Path(CROPS).absolute()
+    others = (crops / "meta" / f"without_{MEASURED_RECORDING}.txt").read_text().splitlines()
+    measured = (crops / "meta" / f"{MEASURED_RECORDING}.txt").read_text().splitlines()
     images = folder / f"images-{seed}"
-    link(drawn(names, TRAINED, seed), crops / "images/train", images)
+    link([f"{name}.png" for name in drawn(others, TRAINED, seed)], crops / "images", images)
     pipeline = [
         dict(type="LoadImageFromFile"),
         dict(type="mmseg.LoadAnnotations"),
         dict(type="mmseg.PackSegInputs"),
     ]
     sets = {}
-    for name, part, count in (("dense_train", "train", 1000), ("dense_val", "val", 2000)):
-        listed = sorted(path.stem for path in (crops / "images" / part).iterdir())
+    for name, listed in (("dense_train", drawn(others, 1000, seed)), ("dense_val", measured[:2000])):
         file = folder / f"{name}-{seed}.txt"
-        # What a seed learns from differs, what is measured does not.
-        file.write_text("\n".join(drawn(listed, count, seed if part == "train" else 0)) + "\n")
+        file.write_text("\n".join(listed) + "\n")
         dataset = dict(
             type="mmseg.BaseSegDataset",
             data_root=str(crops),
-            data_prefix=dict(img_path=f"images/{part}", seg_map_path=f"annotations/{part}"),
+            data_prefix=dict(img_path="images", seg_map_path="annotations"),
             img_suffix=".png",
             ann_file=str(file.absolute()),
             metainfo=dict(classes=STREET_CLASSES),

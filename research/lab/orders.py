@@ -35,15 +35,18 @@ class OrderedMaPeT(MaPeT):
         counts = count_tokens(store, self.head.vocab_size)
         self.register_buffer("log_counts", counts.clamp(min=1).log(), persistent=False)
 
+    def ranks(self, tokens: Tensor) -> Tensor:
+        """A drawn number for each patch, as `tokens` `(B, N)`; the lowest comes first."""
+        # Largest of logarithm and Gumbel noise first: a draw without replacement.
+        noise = -torch.empty(tokens.shape, device=tokens.device).exponential_().log()
+        return self.direction * self.log_counts[tokens] - noise
+
     def loss(
         self, inputs: list[Tensor], data_samples: Sequence[DataSample] | None = None
     ) -> dict[str, Tensor]:
         """As MaPeT's, in an order that is drawn here."""
         tokens = token_ids(self.target_generator(inputs[1]))
-        # The lowest rank comes first: Gumbel noise makes it a draw without replacement.
-        noise = -torch.empty(tokens.shape, device=tokens.device).exponential_().log()
-        ranks = self.direction * self.log_counts[tokens] - noise
-        permutation = self.backbone.permutations(ranks=ranks)
+        permutation = self.backbone.permutations(ranks=self.ranks(tokens))
         latents, permutation = self.latents(inputs[0], permutation)
         return self.head.loss(latents, self.target_tokens(inputs[1], permutation))
 

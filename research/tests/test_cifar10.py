@@ -71,9 +71,10 @@ def test_jpegs_keep_their_bytes_and_nothing_measured_is_trained_on(tmp_path):
     lists = {path.stem: read_list(path) for path in (out / "meta").iterdir()}
     sets = {name: {image for image, _ in images} for name, images in lists.items()}
     assert {name: len(images) for name, images in sets.items()} == dict(
-        train=400, train_400=10, train_4000=40, train_35000=350, held_out=50, val=100
+        train=400, train_400=10, train_4000=40, train_17500=170, train_35000=350, held_out=50, val=100
     )
     assert sets["train"] == sets["train_35000"] | sets["held_out"]
+    assert sets["train_17500"] < sets["train_35000"]
     assert not sets["train_35000"] & sets["held_out"]
     assert not sets["train"] & sets["val"]
     assert Counter(label for _, label in lists["val"]) == dict.fromkeys(range(10), 10)

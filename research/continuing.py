@@ -1,6 +1,6 @@
 """Does continuing a ViT hurt? `mapet-mm pretrain --init` from small ViTs to images of another kind.
 
-    python research/continuing.py garments photographs GARMENTS.pth --seeds 3
+    python research/continuing.py garments photographs GARMENTS.pth --seeds 0 1 2
     python research/continuing.py --show
 
 A run is the command itself: a checkpoint of images of one kind, and 6,000 images of another, which each seed

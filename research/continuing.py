@@ -44,6 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "lora, 1.5e-3": dict(train="lora", lr=1.5e-3, **FLAT),
     "lora, 6e-3": dict(train="lora", lr=6e-3, **FLAT),
 }
+PLACES = list(WAYS)
 SHARES = (0, 0.5, 1)  # of the change; 0 is the start
 
 CLASSIFIED = {"photographs": "data/cifar10", "garments": "data/fashion_mnist"}
@@ -59,6 +60,7 @@ STREET_CLASSES = [
     *("sign", "fence", "car", "pedestrian", "bicyclist"),
 ]
 STREET_METRICS = dict(segmentation="k-NN segmentation, patch tokens")
+TITLES = dict(knn="k-NN, top-1", few="10 labels a class, top-1", segmentation="k-NN segmentation, mIoU")
 
 
 def labelled_lines(kind: str, listed: str) -> list[str]:
@@ -178,39 +180,35 @@ def continue_once(args: argparse.Namespace, way: str, seed: int) -> None:
     print(json.dumps(record))
 
 
-def mean_and_half_width(values: list[float]) -> tuple[float, float]:
-    """The mean over seeds, and half of its 95 % interval by Student's t."""
-    if len(values) < 2:
-        return values[0], float("nan")
-    error = np.std(values, ddof=1) / np.sqrt(len(values))
-    return float(np.mean(values)), float(t.ppf(0.975, len(values) - 1) * error)
+def interval_text(values: list[float]) -> str:
+    """The mean over seeds, and its 95 % interval by Student's t."""
+    mean = np.mean(values)
+    if len(values) == 1:
+        return f"{mean:+.1f}"
+    half = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: a row for each way, and the change of a figure against the start."""
+    """Markdown: a row for each way and measure, with the changes against the start."""
     lines = [
-        "| start | images | trained | measure | start | change | half of it | seeds |",
+        "| start | images | trained | measure | start (%) | change | half of it | seeds |",
         "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     groups = defaultdict(list)
-    for record in records:
-        for measure in record["by_share"]["0"]:
-            key = (record["start"], record["images"], f"{record['way']}, {record['epochs']} epochs", measure)
-            groups[(*key, record["measured"])].append(
-                {share: values[measure] for share, values in record["by_share"].items()}
-            )
-    for (start, images, way, measure, _), found in groups.items():
-        gains = []
-        for share in ("1", "0.5"):
-            mean, half = mean_and_half_width([values[share] - values["0"] for values in found])
-            gains.append(
-                f"{mean:+.1f}"
-                if np.isnan(half)
-                else f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
-            )
-        before = np.mean([values["0"] for values in found])
-        cells = [start, images, way, measure, f"{before:.1f}", *gains, str(len(found))]
-        lines.append(f"| {' | '.join(cells)} |")
+    for record in sorted(records, key=lambda record: PLACES.index(record["way"])):
+        groups[record["start"], record["images"], record["way"]].append(record["by_share"])
+    for (start, images, way), found in groups.items():
+        for measure, title in TITLES.items():
+            if measure not in found[0]["0"]:
+                continue
+            changes = [
+                interval_text([values[share][measure] - values["0"][measure] for values in found])
+                for share in ("1", "0.5")
+            ]
+            before = np.mean([values["0"][measure] for values in found])
+            cells = [start, images, way, title, f"{before:.1f}", *changes, str(len(found))]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -235,7 +233,8 @@ def main() -> None:
     if args.records.exists():
         records = [json.loads(line) for line in args.records.read_text().splitlines()]
     if args.show:
-        print(table(records))
+        for is_measured in (True, False):
+            print(table([one for one in records if (one["measured"] != CHOOSING) is is_measured]), "\n")
         return
     keys = ("start", "images", "way", "epochs", "seed", "measured")
     done = {tuple(record[key] for key in keys) for record in records}

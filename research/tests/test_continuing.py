@@ -1,13 +1,20 @@
-"""The table of what continuing changes."""
+"""The table of what continuing changes, and the page that has it."""
 
-from continuing import table
+import json
+
+from continuing import CHOOSING, RECORDS, table
 
 
 def test_a_row_has_the_mean_change_over_seeds_and_its_interval():
     records = [
         dict(
             **dict(
-                start="garments", images="photographs", way="all", epochs=10, seed=seed, measured="val.txt"
+                start="garments",
+                images="photographs",
+                way="all, 1.5e-3",
+                epochs=10,
+                seed=seed,
+                measured="val.txt",
             ),
             by_share={"0": {"knn": 30.0 + seed}, "0.5": {"knn": 31.0 + seed}, "1": {"knn": 32.0 + 2 * seed}},
         )
@@ -16,10 +23,17 @@ def test_a_row_has_the_mean_change_over_seeds_and_its_interval():
     *_, row = table(records).splitlines()
     # Changes of 2, 3 and 4: 3 and 4.303 * 1 / sqrt(3).
     assert row.split(" | ")[2:] == [
-        "all, 10 epochs",
-        "knn",
+        "all, 1.5e-3",
+        "k-NN, top-1",
         "31.0",
         "+3.0 (+0.5 to +5.5)",
         "+1.0 (+1.0 to +1.0)",
         "3 |",
     ]
+
+
+def test_the_page_has_the_tables_of_the_kept_figures():
+    records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    page = RECORDS.with_name("results").joinpath("continuing.md").read_text()
+    for is_measured in (True, False):
+        assert table([one for one in records if (one["measured"] != CHOOSING) is is_measured]) in page

@@ -25,6 +25,10 @@ OF_SYSTEMS = {
 }
 
 
+# Of files that no list can hold. (What only evaluates, holds names that are no UTF-8.)
+UNLISTED = "with a line break or no UTF-8 in their names"
+
+
 def is_of_system(name: str) -> bool:
     """True for the name of a file or folder that is hidden or that a system leaves behind."""
     return name.startswith(".") or name.casefold() in OF_SYSTEMS
@@ -33,7 +37,8 @@ def is_of_system(name: str) -> bool:
 def image_names(folder: str | os.PathLike, part: str = "") -> tuple[list[str], Counter[str]]:
     """Names of the images below a folder, relative to it and sorted; and how many others there are of a kind.
 
-    Hidden files and folders, and folders that systems leave behind, are passed over; links are followed.
+    Hidden files and folders, and folders that systems leave behind, are passed over; links are followed. A
+    name with a line break would be two in a list: it counts among the others.
 
     Args:
         folder: that the names are relative to.
@@ -63,7 +68,11 @@ def image_names(folder: str | os.PathLike, part: str = "") -> tuple[list[str], C
             if is_of_system(name):
                 continue
             if name.lower().endswith(EXTENSIONS):
-                names.append(name if inside == os.curdir else f"{inside}/{name}")
+                found = name if inside == os.curdir else f"{inside}/{name}"
+                if "\n" in found or "\r" in found:
+                    others[UNLISTED] += 1
+                else:
+                    names.append(found)
             else:
                 others[printable(Path(name).suffix) or "no suffix"] += 1
     return sorted(names), others

@@ -11,7 +11,7 @@ from pathlib import Path
 from mapet_mm.datasets.classes import classes_of
 from mapet_mm.datasets.copies import first_copies
 from mapet_mm.datasets.groups import groups_of
-from mapet_mm.datasets.image_folder import EXTENSIONS, image_names, others_text
+from mapet_mm.datasets.image_folder import EXTENSIONS, UNLISTED, image_names, others_text
 from mapet_mm.utils.errors import UserError
 
 
@@ -25,7 +25,7 @@ def find_images(folder: Path) -> tuple[list[str], str]:
     found, others = image_names(folder)
     names = [name for name in found if not re.search("[\n\r\udc80-\udcff]", f"{root}/{name}")]
     if len(names) < len(found):
-        others["with a line break or no UTF-8 in their names"] = len(found) - len(names)
+        others[UNLISTED] += len(found) - len(names)
     left_out = others_text(others)
     if not names:
         raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}")

@@ -1,6 +1,7 @@
 """Features of a folder in two files: each row is its image's, in the order of the names."""
 
 import json
+import shutil
 from pathlib import Path
 
 import cv2
@@ -17,11 +18,14 @@ from mapet_mm.utils.errors import UserError
 
 
 def test_rows_are_the_features_of_the_named_images(config, root, monkeypatch, capsys):
-    """A broken image is left out and named; labels and folders do not matter."""
+    """A broken image is left out and named, and one of whose name a line break would make two."""
     (root / "data/train/b/3.png").write_bytes(b"no image")
+    shutil.copy(root / "data/train/b/1.png", root / "data/train/b/one\ntwo.png")
     words = [root / "data", "--model", root / "config.py", root / "weights.pth", "--cache", root / "cache"]
     run_tool(monkeypatch, "embed.py", *words, "--out", root / "out", "--patches")
-    assert "train/b/3.png" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "train/b/3.png" in printed
+    assert "1 with a line break" in printed
     names = (root / "out/names.txt").read_text().splitlines()
     features = np.load(root / "out/features.npy")
     patches = np.load(root / "out/patches.npy")

@@ -13,12 +13,6 @@ case $PROCESSES in
         ;;
 esac
 
-# On CPUs, glibc keeps the memory that a process frees: a training step is up to a third faster.
-if ! nvidia-smi -L >/dev/null 2>&1; then
-    export MALLOC_ARENA_MAX=${MALLOC_ARENA_MAX:-1}
-    export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-2147483647}
-    export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-2147483647}
-fi
 export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"
 
 exec "$PYTHON" "$TOOLS/torchrun.py" \

@@ -20,6 +20,7 @@ from types import FrameType
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import determine_local_world_size, main
 
+from mapet_mm.utils.commands import environment_of_tools
 from mapet_mm.utils.errors import STOPPED
 from mapet_mm.utils.signals import SAME_SIGNAL_SECONDS, listen
 
@@ -60,6 +61,7 @@ def share_cores() -> None:
 
 if __name__ == "__main__":
     share_cores()
+    os.environ.update(environment_of_tools())
     listen(pass_on)
     signal.signal(signal.SIGQUIT, pass_on)
     signal.signal(signal.SIGALRM, lambda *_: send(signal.SIGKILL))

@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 
 from mapet_mm.dependencies import version_report
-from mapet_mm.utils.commands import PACKAGE, TOOLS, tool_command
+from mapet_mm.utils.commands import PACKAGE, TOOLS, environment_of_tools, tool_command
 from mapet_mm.utils.errors import one_line_errors
 
 # Commands of several stages, each of which is a tool.
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
         run_job([*words[1:], *(["--processes", processes] if processes else [])])
     elif name in TOOLS:
         command = tool_command(name, words[1:], processes)
-        os.execv(command[0], command)
+        os.execve(command[0], command, environment_of_tools())
     else:
         sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join([*JOBS, *TOOLS])}")
 

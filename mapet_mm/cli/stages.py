@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shlex
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from mapet_mm.utils.commands import STAGE, tool_command
+from mapet_mm.utils.commands import STAGE, environment_of_tools, tool_command
 from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.utils.signals import listen
 
@@ -105,7 +104,7 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
             start = time.monotonic()
             head = f"[{step}/{len(stages)}] {stage.title}"
             print(f"{head}: {stage.shown}", flush=True)
-            environment = {**os.environ, STAGE: stage.title}
+            environment = {**environment_of_tools(), STAGE: stage.title}
             process = subprocess.Popen(stage.command, cwd=folder, env=environment, pass_fds=[held.fileno()])
             running[:] = [process]
             for number in received:  # while it started

@@ -20,7 +20,7 @@ TOOL = str(PACKAGE / "tools/train.py")
 def started(monkeypatch) -> list[list[str]]:
     """The commands that replaced the process."""
     commands: list[list[str]] = []
-    monkeypatch.setattr("os.execv", lambda _, command: commands.append(command))
+    monkeypatch.setattr("os.execve", lambda _, command, environment: commands.append(command))
     return commands
 
 
@@ -41,12 +41,12 @@ import os, runpy, sys
 from mapet_mm.cli.main import JOBS, main
 from mapet_mm.utils.commands import TOOLS
 
-def run_here(program, command):
+def run_here(program, command, environment):
     sys.argv = command[1:]
     sys.path.insert(0, os.path.dirname(command[1]))
     runpy.run_path(command[1], run_name="__main__")
 
-os.execv = run_here
+os.execve = run_here
 for words in ([], *([name] for name in (*JOBS, *TOOLS))):
     print("\\n## help of", *words)
     try:

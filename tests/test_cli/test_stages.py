@@ -111,3 +111,14 @@ def test_a_stage_that_another_signal_killed_is_a_failure(tmp_path):
     dying = "import os; os.kill(os.getpid(), 9)"
     with pytest.raises(UserError, match="tokens: exit code -9"):
         run(tmp_path, stage("tokens", dying))
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_on_cpus_stages_keep_the_memory_that_they_free(has_gpu, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("mapet_mm.utils.commands.GPU", str(tmp_path if has_gpu else tmp_path / "none"))
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "3")  # the user's own counts
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    names = ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_")
+    run(tmp_path, stage("tokens", f"import os; print([os.environ.get(name) for name in {names}])"))
+    kept = None if has_gpu else "2147483647"
+    assert str(["3", kept]) in capfd.readouterr().out

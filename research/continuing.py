@@ -17,7 +17,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "lora, 1.5e-3": dict(train="lora", lr=1.5e-3, **FLAT),
     "lora, 6e-3": dict(train="lora", lr=6e-3, **FLAT),
 }
-PLACES = list(WAYS)
 SHARES = (0, 0.5, 1)  # of the change; 0 is the start
 
 CLASSIFIED = {"photographs": "data/cifar10", "garments": "data/fashion_mnist"}
@@ -155,14 +153,12 @@ def continue_once(args: argparse.Namespace, way: str, seed: int) -> None:
     if not start.exists():
         convert = [sys.executable, "tools/convert.py", "mm", "timm", args.checkpoint, str(start)]
         subprocess.run(convert, check=True)
-    place = folder / f"{way}-{args.epochs}-{seed}".replace(", ", "_").replace(" ", "-")
+    place = folder / f"{way}-{EPOCHS}-{seed}".replace(", ", "_").replace(" ", "-")
     config = Path(f"{place}.py")
     config.write_text(f"evaluation = {evaluation!r}\n")
 
-    began = time.time()
-    options = dict(epochs=args.epochs, seed=seed, workers=0, no_verdict=True, **WAYS[way])
+    options = dict(epochs=EPOCHS, seed=seed, workers=0, no_verdict=True, **WAYS[way])
     mapet_mm.pretrain(images, place, init=f"timm:local-dir:{start.absolute()}", **options)
-    minutes = (time.time() - began) / 60
 
     run = Run(place)
     before = read_weights(run / INIT)
@@ -173,11 +169,9 @@ def continue_once(args: argparse.Namespace, way: str, seed: int) -> None:
         write_weights(weights, changed(before, trained, share), meta)
         values[str(share)] = figures(place, weights, config, metrics)
         weights.unlink()
-    said = dict(start=args.start, images=args.images, way=way, epochs=args.epochs, seed=seed)
-    record = dict(**said, measured=args.measured, minutes=round(minutes, 1), by_share=values)
-    with args.records.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    print(json.dumps(record))
+    said = dict(start=args.start, images=args.images, way=way, seed=seed, measured=args.measured)
+    with RECORDS.open("a") as file:
+        file.write(json.dumps({**said, "by_share": values}) + "\n")
 
 
 def interval_text(values: list[float]) -> str:
@@ -196,7 +190,8 @@ def table(records: list[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     groups = defaultdict(list)
-    for record in sorted(records, key=lambda record: PLACES.index(record["way"])):
+    ways = list(WAYS)
+    for record in sorted(records, key=lambda record: ways.index(record["way"])):
         groups[record["start"], record["images"], record["way"]].append(record["by_share"])
     for (start, images, way), found in groups.items():
         for measure, title in TITLES.items():
@@ -221,26 +216,22 @@ def main() -> None:
     parser.add_argument("checkpoint", nargs="?", help="of the start, a training's")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument(
         "--measured", default="val.txt", help=f"list to measure with, {CHOOSING} to choose by"
     )
     parser.add_argument("--out", type=Path, default=Path("work_dirs/continuing"), help="folder of the runs")
-    parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--show", action="store_true", help="print the table of what is kept")
     args = parser.parse_args()
-    records = []
-    if args.records.exists():
-        records = [json.loads(line) for line in args.records.read_text().splitlines()]
+    records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
     if args.show:
         for is_measured in (True, False):
             print(table([one for one in records if (one["measured"] != CHOOSING) is is_measured]), "\n")
         return
-    keys = ("start", "images", "way", "epochs", "seed", "measured")
+    keys = ("start", "images", "way", "seed", "measured")
     done = {tuple(record[key] for key in keys) for record in records}
     for seed in args.seeds:
         for way in args.ways:
-            if (args.start, args.images, way, args.epochs, seed, args.measured) not in done:
+            if (args.start, args.images, way, seed, args.measured) not in done:
                 continue_once(args, way, seed)
 
 

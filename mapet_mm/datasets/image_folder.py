@@ -23,9 +23,7 @@ OF_SYSTEMS = {
     *("$recycle.bin", "recycler", "system volume information", "thumbs"),
     *("__macosx", "network trash folder", "temporary items", "__pycache__"),
 }
-
-
-# Of files that no list can hold. (What only evaluates, holds names that are no UTF-8.)
+# Images whose names no list can hold; those without UTF-8 are left out by `find_images` alone.
 UNLISTED = "with a line break or no UTF-8 in their names"
 
 

@@ -31,7 +31,7 @@ RESULT = "this pre-training"
 START = "its start"
 FEW = 20  # images or groups; of fewer, a bootstrapped interval is too narrow
 FEWEST_GROUPS = 5  # to be tested, for a verdict by labels
-ALIKE = 0.01  # of the distance that two images usually have, near-twins have: such as neighbouring slices
+ALIKE = 0.01  # near-twins, such as neighbouring slices, have less than this share of the usual distance
 NOTED = 0.01  # share of the tested images with a near-twin, from which on it is said
 Interval = tuple[float, float]
 
@@ -239,7 +239,7 @@ def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:
         return ""
     if START in evaluated:
         share = share_of_twins(evaluated[START])
-        kind = "near-twin among the voters (in the start's features a hundredth as far as images usually are)"
+        kind = "near-twin among the voters (in the start's features under 1 % of the usual distance)"
     else:
         images = evaluated[RESULT].images
         voters = [images["train"].path(index) for index in range(len(images["train"]))]
@@ -253,7 +253,7 @@ def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:
 
 
 def share_of_twins(evaluated: Evaluated) -> float:
-    """The share of the tested images to which a voter is a hundredth as near as another one usually is.
+    """The share of the tested images with a voter at less than a hundredth of the usual distance.
 
     Distances are 1 - cosine. The share is 0 of features in which most images are alike, whatever they show.
     """

@@ -12,7 +12,6 @@ def test_a_row_has_the_mean_change_over_seeds_and_its_interval():
                 start="garments",
                 images="photographs",
                 way="all, 1.5e-3",
-                epochs=10,
                 seed=seed,
                 measured="val.txt",
             ),

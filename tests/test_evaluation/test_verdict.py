@@ -193,7 +193,7 @@ def test_near_twins_among_the_voters_are_said(models, tmp_path):
     of_val.values["pooled"][:, 299] = of_val.values["pooled"][:, 100]
     assert judge(models, tmp_path).sentence.endswith(
         " over its start. 12 % of the tested images have a near-twin among the voters (in the start's "
-        "features a hundredth as far as images usually are): name --groups."
+        "features under 1 % of the usual distance): name --groups."
     )
     images = models[RESULT][1]
     images["val"].groups = torch.arange(400) // 4

@@ -20,7 +20,7 @@ EQUAL_COMPUTE = {"MaPeT": 5, "MIM": 11, "VisibleMIM": 13, "MAE": 13}
 RATES = {
     "MaPeT": [6e-3, 12e-3, 24e-3, 48e-3],
     "MIM": [3e-3, 6e-3, 12e-3, 24e-3],
-    "VisibleMIM": [3e-3, 6e-3, 12e-3, 24e-3],
+    "VisibleMIM": [1.5e-3, 3e-3, 6e-3, 12e-3, 24e-3],
     "MAE": [0.75e-3, 1.5e-3, 3e-3, 6e-3],
 }
 METHODS = {"MaPeT": "mapet", "MIM": "mim", "VisibleMIM": "visible-mim"}

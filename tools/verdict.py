@@ -91,6 +91,8 @@ def main() -> None:
     from mapet_mm.visualization.training_log import last_values
 
     run_alone()
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
     choose_device()
     MMLogger.get_instance("verdict", log_level="WARNING")  # MMEngine logs initialisations
     run = enter_run(args)
@@ -121,7 +123,6 @@ def main() -> None:
         verdict = replace(verdict, sentence=" ".join(filter(None, sentences)))
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
         replace_json(args.out / VERDICT, verdict.as_json())
         print(f"wrote {args.out / VERDICT}")
     if args.out and run:

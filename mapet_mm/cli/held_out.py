@@ -263,18 +263,18 @@ def drop_skipped(run: Run, voting: str = VOTING, tested: str = TESTED) -> None:
     Images of a class that then has none to vote are not tested.
     """
     skipped = TokenStore.open(run.store).skipped
+    listed = {file: read_lines(run / file) for file in (voting, tested)}
     kept = {}
-    for file in (voting, tested):
+    for file, lines in listed.items():
         kept[file] = [
-            line
-            for line in read_lines(run / file)
-            if line not in skipped and line.rpartition(" ")[0] not in skipped
+            line for line in lines if line not in skipped and line.rpartition(" ")[0] not in skipped
         ]
     if kept[voting]:
         voted = {line.rpartition(" ")[2] for line in kept[voting]}
         kept[tested] = [line for line in kept[tested] if line.rpartition(" ")[2] in voted]
     for file, lines in kept.items():
-        write_lines(run / file, lines)
+        if lines != listed[file]:  # a colleague's RUN may be where nothing can be written
+            write_lines(run / file, lines)
 
 
 def write_groups(file: Path, labels: Labels) -> None:

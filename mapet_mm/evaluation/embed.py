@@ -36,6 +36,7 @@ def embed(model: Model, data: Data, out: Path, cache: Path, patches: bool = Fals
     Raises:
         UserError: patches of a backbone without any, or more than 5 % of the images cannot be decoded.
     """
+    out.mkdir(parents=True, exist_ok=True)
     images = images_of_folder(model.config, data)
     if patches and open_features(model, images, cache).grid == (0, 0):
         raise UserError(f"--patches: {model.name} has no patch tokens")
@@ -43,7 +44,6 @@ def embed(model: Model, data: Data, out: Path, cache: Path, patches: bool = Fals
     require_few_left_out([images])
     if not is_first_process():
         return []
-    out.mkdir(parents=True, exist_ok=True)
     written = [out / "features.npy", out / "names.txt"]
     _write_blocks(written[0], features, "pooled", (len(features.poolings) * features.dim,))
     if patches:

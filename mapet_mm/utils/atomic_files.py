@@ -38,8 +38,8 @@ def new_file(path: Path) -> Iterator[Path]:
         sync(partial)
         os.replace(partial, path)
         sync(path.parent)
-    except OSError as error:  # the error of a full disk does not name the path
-        error.filename = error.filename or os.fspath(path)
+    except OSError as error:  # names the partial file, or on a full disk none
+        error.filename = os.fspath(path)
         raise
     finally:
         partial.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mapet_mm.cli import held_out
 from mapet_mm.cli.configs import leave_out
 from mapet_mm.cli.continuing import require_same_classes
+from mapet_mm.cli import held_out
 from mapet_mm.cli.held_out import (
     draw_held_out,
     drop_skipped,
@@ -153,6 +154,15 @@ def test_images_without_tokens_and_classes_without_votes_leave_the_lists(tmp_pat
     drop_skipped(Run(tmp_path))
     left = [(tmp_path / f"verdict_{name}.txt").read_text() for name in ("train", "val")]
     assert left == ["a.jpg 0", "c.jpg 0"]
+
+
+def test_lists_that_stay_as_they_are_are_not_written(tmp_path, monkeypatch):
+    """A colleague's RUN may be where nothing can be written."""
+    for name in ("train", "val"):
+        (tmp_path / f"verdict_{name}.txt").write_text(f"{name}.jpg 0")
+    TokenStore.create(tmp_path / "tokens", ["train.jpg", "val.jpg"], (2, 2), 16, "test")
+    monkeypatch.setattr(held_out, "write_lines", lambda file, lines: pytest.fail(f"{file} was written"))
+    drop_skipped(Run(tmp_path))
 
 
 SHORT = [

@@ -55,3 +55,8 @@ def test_files_are_written_where_the_file_system_cannot_flush(number, only_folde
 def test_an_error_of_another_kind_keeps_its_words():
     with pytest.raises(OSError, match=r"^\[Errno 5\] broken$"), full_disk_named("work_dir"):
         raise OSError(errno.EIO, "broken")
+
+
+def test_a_file_that_cannot_be_written_is_named_not_its_partial_one(tmp_path):
+    with pytest.raises(OSError, match=r"'[^']*/gone/list\.txt'$"):
+        replace_file(tmp_path / "gone" / "list.txt", b"")

@@ -13,7 +13,6 @@ from mmengine.config import Config
 from mapet_mm.cli import held_out
 from mapet_mm.cli.configs import leave_out
 from mapet_mm.cli.continuing import require_same_classes
-from mapet_mm.cli import held_out
 from mapet_mm.cli.held_out import (
     draw_held_out,
     drop_skipped,

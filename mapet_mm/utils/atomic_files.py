@@ -38,8 +38,9 @@ def new_file(path: Path) -> Iterator[Path]:
         sync(partial)
         os.replace(partial, path)
         sync(path.parent)
-    except OSError as error:  # names the partial file, or on a full disk none
-        error.filename = os.fspath(path)
+    except OSError as error:
+        if error.filename in (None, os.fspath(partial)):  # a full disk's error names no file
+            error.filename = os.fspath(path)
         raise
     finally:
         partial.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from mapet_mm.utils.atomic_files import full_disk_named, new_folder, replace_file
+from mapet_mm.utils.atomic_files import full_disk_named, new_file, new_folder, replace_file
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,5 @@ def test_an_error_of_another_kind_keeps_its_words():
 def test_a_file_that_cannot_be_written_is_named_not_its_partial_one(tmp_path):
     with pytest.raises(OSError, match=r"'[^']*/gone/list\.txt'$"):
         replace_file(tmp_path / "gone" / "list.txt", b"")
+    with pytest.raises(OSError, match=r"'[^']*/other\.txt'$"), new_file(tmp_path / "list.txt"):
+        (tmp_path / "other.txt").read_text()

@@ -91,8 +91,6 @@ def main() -> None:
     from mapet_mm.visualization.training_log import last_values
 
     run_alone()
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
     choose_device()
     MMLogger.get_instance("verdict", log_level="WARNING")  # MMEngine logs initialisations
     run = enter_run(args)
@@ -116,6 +114,8 @@ def main() -> None:
     for name, model in loaded.items():
         own = args.start and name == START and args.data
         models[name] = (model, sets.of_model(model.config if own else declared))
+    if args.out:  # before hours of work, if nothing can be written there
+        args.out.mkdir(parents=True, exist_ok=True)
     verdict = judge(models, args.cache, accuracy)
     if run:
         about_choice = choice_words(args.model, args.checkpoint, args.data)

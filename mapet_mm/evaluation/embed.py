@@ -36,10 +36,10 @@ def embed(model: Model, data: Data, out: Path, cache: Path, patches: bool = Fals
     Raises:
         UserError: patches of a backbone without any, or more than 5 % of the images cannot be decoded.
     """
-    out.mkdir(parents=True, exist_ok=True)
     images = images_of_folder(model.config, data)
     if patches and open_features(model, images, cache).grid == (0, 0):
         raise UserError(f"--patches: {model.name} has no patch tokens")
+    out.mkdir(parents=True, exist_ok=True)  # before hours of work, if nothing can be written there
     features = take_features(model, images, cache, ["pooled", "tokens"] if patches else ["pooled"])
     require_few_left_out([images])
     if not is_first_process():

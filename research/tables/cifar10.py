@@ -149,7 +149,7 @@ def sensor(kind: str, words: str, channels: int = 3) -> Table:
     )
 
 
-ORDERED = ["rare first", "rare last"]
+ORDERED = ["rare first", "rare last", "salient first"]
 ORDERS = Table(
     title="The order of the patches, MaPeT on CIFAR-10",
     rows=[
@@ -170,7 +170,8 @@ ORDERS = Table(
         small.FROZEN_NOTE,
         TOKENS_NOTE,
         "5 epochs of 17,500 images, all at the rate that was chosen for random orders. Patches are drawn one "
-        "after the other, with a probability that goes with the inverse of their token's frequency, or it.",
+        "after the other, with a probability that goes with the inverse of their token's frequency, with it, "
+        "or with the distance of the token's centroid from the mean patch, standardised.",
     ],
     **ON,
 )

@@ -30,11 +30,16 @@ class MemoryFeatures(Features):
         return (values[layer] if kind == "pooled" else values)[self.rows(block)]
 
 
-def make_features(name: str, size: int, seed: int) -> MemoryFeatures:
-    """Clusters that overlap, so that no figure is 100 %; one patch of nine says more than the others."""
+def make_features(name: str, size: int, seed: int, rare: bool = False) -> MemoryFeatures:
+    """Clusters that overlap, so that no figure is 100 %; one patch of nine says more than the others.
+
+    With `rare` there are two, and every twentieth image is of class 1.
+    """
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(9))
     labels = torch.randint(CLASSES, (size,), generator=generator)
+    if rare:
+        labels = (torch.arange(size) % 20 == 0).long()
     pooled = centres[labels] + 2.5 * torch.randn(2, LAYERS, size, DIM, generator=generator)
     tokens = torch.randn(size, PATCHES, DIM, generator=generator)
     tokens[torch.arange(size), torch.randint(PATCHES, (size,), generator=generator)] += 2 * centres[labels]
@@ -47,7 +52,7 @@ def as_evaluated(train: MemoryFeatures, val: MemoryFeatures) -> Evaluated:
     features = {"train": train, "val": val}
     images = {}
     for name, one in features.items():
-        known = dict(labels=one.labels, groups=None, class_names=None, answers=None, per_class=False)
+        known = dict(labels=one.labels, groups=None, class_names=None, answers=None, per_class=None)
         images[name] = SimpleNamespace(name=name, path=f"{name}/{{}}".format, **known)
     return Evaluated(features, images, torch.device("cpu"))
 
@@ -64,6 +69,11 @@ def tenth_of_each_class(labels: torch.Tensor) -> torch.Tensor:
 def evaluated_clusters() -> Evaluated:
     """600 training images and 400 others."""
     return as_evaluated(make_features("train", 600, 0), make_features("val", 400, 1))
+
+
+def rare_class() -> Evaluated:
+    """As many images, of which one in twenty is of class 1, the others of class 0."""
+    return as_evaluated(make_features("train", 600, 0, rare=True), make_features("val", 400, 1, rare=True))
 
 
 def one_pooling(bank: MemoryFeatures, pooling: str, scale: float = 1.0) -> MemoryFeatures:

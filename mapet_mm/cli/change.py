@@ -86,4 +86,4 @@ def top1_of(checkpoint: Path, cache: Path) -> float:
     model.config[SECTION].val.dataset.ann_file = CHOOSING
     images = read_image_sets(model.config)
     features = {name: take_features(model, images[name], cache) for name in ("train", "val")}
-    return float(knn_hits(Evaluated(features, images, model.backbone.device)).mean())
+    return knn_hits(Evaluated(features, images, model.backbone.device)).figure

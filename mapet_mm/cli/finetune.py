@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from mapet_mm.cli.command_options import parse_options
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.stages import Stage, begin, run_job, run_stages, stage_of
 from mapet_mm.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from mapet_mm.cli.finetuning.labels import LabelledImages
 
 RESULTS = "result.json"
 
@@ -62,7 +66,7 @@ def finetune(args: FinetuneOptions) -> None:
         starts = args.compared(pretrained.weights)
         print(cost_of(args, len(labels.split.trained), starts), flush=True)
         run_stages(stages(args, starts), args.out, held)
-        compare(args, starts, labels.val_groups)
+        compare(args, starts, labels)
     print(next_step(args))
 
 
@@ -106,15 +110,17 @@ def sums_file(args: FinetuneOptions, start: str) -> Path:
     return args.out.absolute() / FOLDERS[start] / f"by_image_{args.epochs}.npy"
 
 
-def compare(args: FinetuneOptions, starts: Sequence[str], groups: Sequence[str] | None) -> None:
+def compare(args: FinetuneOptions, starts: Sequence[str], labels: LabelledImages) -> None:
     """Print the table, and write it into OUT."""
     from mapet_mm.evaluation.task import judge_task
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.tables import format_table
 
     measure = "top-1 (%)" if args.images else "mIoU (%)"
+    if labels.val_classes is not None:
+        measure = "mean accuracy per class (%)"
     sums = {start: np.load(sums_file(args, start)) for start in starts}
-    verdict = judge_task(measure, sums, groups)
+    verdict = judge_task(measure, sums, labels.val_groups, labels.val_classes)
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")
     replace_json(args.out / RESULTS, verdict.as_json())
 

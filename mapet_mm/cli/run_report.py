@@ -13,7 +13,7 @@ from torch import Tensor
 from mapet_mm.cli.methods import METHODS
 from mapet_mm.datasets.pictures import spread
 from mapet_mm.dependencies import version_report
-from mapet_mm.engine.hooks.knn_probe_hook import TOP1
+from mapet_mm.engine.hooks.knn_probe_hook import PER_CLASS, TOP1
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.images import ImageSet
 from mapet_mm.evaluation.models import Model
@@ -37,7 +37,7 @@ from mapet_mm.visualization.token_statistics import TokenUsage, measure_usage
 from mapet_mm.visualization.training_log import read_scalars
 from mapet_mm.visualization.verdict import verdict_section
 
-KNN_PANEL = Panel("k-NN during the pre-training", "top-1 (%)", "", TOP1)
+KNN_FIGURES = {TOP1: "top-1 (%)", PER_CLASS: "mean per class (%)"}  # a training logs one of them
 COLOURED = 8  # images, four in a figure
 IN_A_FIGURE = 4
 QUERIES = 5
@@ -93,10 +93,13 @@ def curves_of(run: Run, usage: TokenUsage | None) -> Section:
     folder = run.work_dir
     panels = PRETRAINING_PANELS if usage else (PIXEL_PANEL,)
     entropy = usage.entropy if usage else None
-    probes = {record["step"]: record[TOP1] for record in read_scalars(folder) if TOP1 in record}
+    records = read_scalars(folder)
+    key = PER_CLASS if any(PER_CLASS in record for record in records) else TOP1
+    probes = {record["step"]: record[key] for record in records if key in record}
     if not probes:
         return curves_section(folder, panels, entropy)
-    section = curves_section(folder, [*panels, KNN_PANEL], entropy)
+    of_probes = Panel("k-NN during the pre-training", KNN_FIGURES[key], "", key)
+    section = curves_section(folder, [*panels, of_probes], entropy)
     best = max(probes, key=probes.get)
     words = f" k-NN was best after epoch {best} ({probes[best]:.1f} %)"
     if (folder / BEST).is_file():

@@ -69,8 +69,9 @@ class ImageSet:
     Args:
         name: such as "train" and "val".
         config: as a data loader's: `dataset`, and `batch_size` (64) and `num_workers` (up to 8); `answers` is
-            a JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; with `per_class`
-            the figure is the mean over classes; other options are ignored.
+            a JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; `per_class` says
+            whether figures are means over classes, by default of classes of unequal size alone, see
+            `Evaluated`; other options are ignored.
         like: another set; if it has the same images by another pipeline, names are not read again.
     """
 
@@ -80,7 +81,7 @@ class ImageSet:
         self.batch_size = config.get("batch_size", 64)
         self.num_workers = config.get("num_workers", default_workers())
         self.answers = config.get("answers")
-        self.per_class = config.get("per_class", False)
+        self.per_class: bool | None = config.get("per_class")
         if like is not None and self._differs_by_pipeline(like):
             self.dataset = copy.copy(like.dataset)
             self.dataset.pipeline = Compose(self.config["pipeline"])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from mmengine.registry import Registry
+from torch import Tensor
 
 from mapet_mm.evaluation.features import TOKENS, Features
 from mapet_mm.evaluation.images import ImageSet
+from mapet_mm.evaluation.metrics.class_sizes import are_unequal, class_weights
 from mapet_mm.evaluation.tables import Row
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.disk import GIGABYTE
@@ -48,6 +52,21 @@ class Evaluated:
     def num_classes(self) -> int:
         """Number of classes of `train`, which are numbered from 0."""
         return int(self.images["train"].labels.max()) + 1
+
+    @cached_property
+    def class_weights(self) -> Float[Tensor, " class"] | None:
+        """What an image of each class of `train` counts, where classes are of unequal size.
+
+        None where images count alike: those of other classes, or because `val` has `per_class=False`.
+        """
+        sizes = self.features["train"].labels.bincount()
+        is_alike = self.images["val"].per_class is False or not are_unequal(sizes)
+        return None if is_alike else class_weights(sizes)
+
+    def is_per_class(self, name: str) -> bool:
+        """True if a set's figures are means over classes: as its config says, or for unequal ones."""
+        said = self.images[name].per_class
+        return self.class_weights is not None if said is None else said
 
 
 class Protocol:

@@ -121,8 +121,9 @@ def plan(
         for group, sets in declared.items():
             # Without a path all models take the first one's images as that takes them.
             images = sets.of_model(model.config if data.path else first.config)
-            for image_set in images.values():
-                image_set.per_class |= group in section.get("per_class", ())
+            if "per_class" in section:
+                for image_set in images.values():
+                    image_set.per_class = group in section["per_class"]
             features = OpenFeatures(model, images, cache)
             protocols = choose_protocols(section.get("protocols"), names, every, images, features)
             evaluated = Evaluated(features, images, model.backbone.device)

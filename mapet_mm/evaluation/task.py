@@ -28,15 +28,20 @@ def judge_task(
     measure: str,
     sums: Mapping[str, Float[np.ndarray, "image 2 class"]],
     groups: Sequence[str] | None = None,
+    classes: Int64[np.ndarray, " image"] | None = None,
 ) -> Verdict:
     """Compare trainings on the same labels by the images that none was trained on.
 
     Args:
-        measure: 'top-1 (%)' or 'mIoU (%)'.
+        measure: 'top-1 (%)', 'mean accuracy per class (%)' or 'mIoU (%)'.
         sums: by what a training started from, `RESULT` and perhaps others: what each image adds to the
                 figure, numerators and denominators by class; see `mapet_mm.evaluation.metrics.ByImage`.
         groups: of the images, whole ones of which are drawn for intervals.
+        classes: of the images, numbered, if an accuracy is to be the mean over them.
     """
+    if classes is not None:
+        is_of_class = np.eye(1 + classes.max())[classes][:, None]  # image 1 class
+        sums = {start: own * is_of_class for start, own in sums.items()}
     drawn_by = np.arange(len(sums[RESULT]))
     num_groups = None
     if groups is not None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
 from torch.nn import functional as F
 
 from mapet_mm.datasets.copies import first_copies
@@ -20,11 +19,11 @@ from mapet_mm.evaluation.metrics.neighbours import SHOTS, nearest, suiting_k, to
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Model
 from mapet_mm.evaluation.protocol import Evaluated
-from mapet_mm.evaluation.protocols.classification import check_labels
+from mapet_mm.evaluation.protocols.classification import Hits, check_labels
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours, comparable, voters
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.regression import LowShot, fitted_scaler
-from mapet_mm.evaluation.tables import bootstrap, figure_text
+from mapet_mm.evaluation.tables import figure_text
 from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"
@@ -113,7 +112,8 @@ def judge(
     """Compare a pre-training with its start or, without one, with random weights of the same network.
 
     With labels by k-NN (the last layer's class token and patch mean, k of `suiting_k`) and by ten labels a
-    class; without labels, or with too few to vote, by RankMe, uniformity and alignment.
+    class, each class alike if they are of unequal size; without labels, or with too few to vote, by RankMe,
+    uniformity and alignment.
 
     Args:
         models: `RESULT`, perhaps `START`, and `RANDOM`, each with its images: `val`, held out of the
@@ -174,60 +174,44 @@ def want_of_labels(images: Mapping[str, ImageSet]) -> str:
 
 def labelled_measures(evaluated: Mapping[str, Evaluated], compared_with: str) -> list[Measure]:
     """k-NN and, where each class has images enough, ten labels a class."""
-    hits_by_measure: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    found: dict[str, dict[str, Hits]] = defaultdict(dict)
     for name, one in evaluated.items():
         for measure, hits in hits_of(one).items():
-            hits_by_measure[measure][name] = hits
-    groups = evaluated[RESULT].images["val"].groups
-    if groups is not None:
-        groups = groups.numpy()
-    return [measure_of(name, hits, compared_with, groups) for name, hits in hits_by_measure.items()]
+            found[measure][name] = hits
+    return [measure_of(name, hits, compared_with) for name, hits in found.items()]
 
 
-def hits_of(evaluated: Evaluated) -> dict[str, Float[np.ndarray, " image"]]:
-    """For each measure, 100 for a held-out image that is classified right, 0 for others, or their mean."""
-    hits = {"k-NN, top-1 (%)": knn_hits(evaluated)}
+def hits_of(evaluated: Evaluated) -> dict[str, Hits]:
+    """What is classified right, by the name of the measure."""
+    figure = "mean per class (%)" if evaluated.is_per_class("val") else "top-1 (%)"
+    hits = {f"k-NN, {figure}": knn_hits(evaluated)}
     few = LowShot()
     scorers = few.scorers(evaluated, SHOTS, fitted_scaler(evaluated.features["train"]))
     if scorers:
         # Where each class has no more than these, all draws would be the same images.
         drawn = ", one draw: there are no more" if len(scorers) == 1 else ""
         what = "labels" if evaluated.images["train"].groups is None else "groups"
-        hits[f"{SHOTS} {what} a class{drawn}, top-1 (%)"] = few.hits(evaluated, "val", scorers).hits.mean(0)
+        hits[f"{SHOTS} {what} a class{drawn}, {figure}"] = few.hits(evaluated, "val", scorers)
     return hits
 
 
-def knn_hits(evaluated: Evaluated) -> Float[np.ndarray, " image"]:
-    """For each held-out image 100 if k-NN finds its class, else 0."""
+def knn_hits(evaluated: Evaluated) -> Hits:
+    """Which held-out images k-NN classifies right."""
     train = evaluated.features["train"]
     neighbours = NearestNeighbours(k=suiting_k(len(train)))
     votes = partial(neighbours.votes, evaluated, train.settings[-1])
-    return neighbours.hits(evaluated, "val", [votes]).hits.mean(0)
+    return neighbours.hits(evaluated, "val", [votes])
 
 
-def measure_of(
-    name: str,
-    hits: Mapping[str, Float[np.ndarray, " image"]],
-    compared_with: str,
-    groups: Int64[np.ndarray, " image"] | None = None,
-) -> Measure:
-    """A figure of each model from its hits, and the gain."""
-    intervals = {model: bootstrap(np.mean, own, groups=groups) for model, own in hits.items()}
-    values = {model: float(own.mean()) for model, own in hits.items()}
-    return Measure(name, values, intervals, paired_gain(hits[RESULT], hits[compared_with], groups))
+def measure_of(name: str, hits: Mapping[str, Hits], compared_with: str) -> Measure:
+    """A figure of each model, and the gain, for which both models are resampled together.
 
-
-def paired_gain(
-    result: Float[np.ndarray, " image"],
-    other: Float[np.ndarray, " image"],
-    groups: Int64[np.ndarray, " image"] | None = None,
-) -> Gain:
-    """The mean of the images' differences, with an interval by the bootstrap over images, or their groups.
-
-    Both models are resampled together: images that are easy or hard for both do not widen the interval.
+    Images that are easy or hard for both do not widen its interval.
     """
-    difference = result - other
-    return Gain(float(difference.mean()), bootstrap(np.mean, difference, groups=groups))
+    values = {model: own.figure for model, own in hits.items()}
+    intervals = {model: own.interval for model, own in hits.items()}
+    difference = hits[RESULT].less(hits[compared_with])
+    return Measure(name, values, intervals, Gain(difference.figure, difference.interval))
 
 
 def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:

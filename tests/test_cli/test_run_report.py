@@ -22,8 +22,9 @@ from starts import save_timm
 from mapet_mm.cli import pretrain as command
 from mapet_mm.cli.held_out import choice_words
 from mapet_mm.cli.pretrain import parse_args, pretrain
+from mapet_mm.cli.run_report import curves_of
 from mapet_mm.structures import TokenStore
-from mapet_mm.utils.run_folder import INIT
+from mapet_mm.utils.run_folder import INIT, Run
 from mapet_mm.visualization import report as pages
 from mapet_mm.visualization.report import Report
 from mapet_mm.weight_files import read_checkpoint, write_weights
@@ -105,6 +106,16 @@ def written(run) -> tuple[Report, Path]:
         run_tool(patch, "verdict.py", run, "--cache", run / "features", "--out", out)
     (report,) = made
     return report, out / "report.html"
+
+
+def test_a_curve_of_classes_of_unequal_size_has_its_unit(tmp_path):
+    write_scalars(tmp_path / "training")
+    (scalars,) = tmp_path.rglob("scalars.json")
+    scalars.write_text(scalars.read_text().replace("knn/top1", "knn/mean_per_class"))
+    section = curves_of(Run(tmp_path), None)
+    (axes,) = section.figures[-1].axes
+    assert axes.get_ylabel() == "mean per class (%)"
+    assert "k-NN was best after epoch 2 (52.0 %)" in section.caption
 
 
 def test_curves_are_the_logged_values(written, run):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from mmengine.registry import METRICS, DefaultScope
 from mmpretrain.structures import DataSample
+from sklearn.metrics import balanced_accuracy_score
 
 from mapet_mm.evaluation.models import RANDOM
 from mapet_mm.evaluation.task import judge_task
@@ -47,6 +48,20 @@ def test_accuracies_and_their_intervals_over_images():
     assert line.gain.interval == pytest.approx(
         recomputed(lambda drawn: 100 * difference[drawn].mean(), 1000), abs=0.1
     )
+
+
+def test_an_accuracy_per_class_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    classes = (np.arange(400) % 20 == 0).astype(int)
+    never = (1.0 - classes)[:, None, None]  # the answer is always class 0
+    sums = {RESULT: answers(rng, 0.8, 400), START: np.concatenate([never, np.ones_like(never)], axis=1)}
+    verdict = judge_task("mean accuracy per class (%)", sums, classes=classes)
+    (line,) = verdict.measures
+    right = sums[RESULT][:, 0, 0].astype(bool)
+    expected = 100 * balanced_accuracy_score(classes, np.where(right, classes, 1 - classes))
+    assert line.values == {RESULT: pytest.approx(expected), START: 50.0}
+    gain = f"Pre-training gains {expected - 50:.1f} points of mean accuracy per class"
+    assert verdict.sentence.startswith(gain)
 
 
 def test_mean_ious_and_their_intervals_over_whole_groups():

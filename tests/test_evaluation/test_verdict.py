@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from clustered_features import as_evaluated, evaluated_clusters, make_features
+from clustered_features import as_evaluated, evaluated_clusters, make_features, rare_class
 from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
@@ -15,6 +15,7 @@ from mapet_mm.evaluation import verdict
 from mapet_mm.evaluation.images import ImageSetError
 from mapet_mm.evaluation.metrics.neighbours import suiting_k
 from mapet_mm.evaluation.models import RANDOM
+from mapet_mm.evaluation.protocols.classification import Hits
 from mapet_mm.evaluation.tables import bootstrap
 from mapet_mm.evaluation.verdict import (
     RESULT,
@@ -24,10 +25,15 @@ from mapet_mm.evaluation.verdict import (
     Verdict,
     hits_of,
     judge,
+    labelled_measures,
     measure_of,
-    paired_gain,
     sentence_of,
 )
+
+
+def as_hits(by_image: np.ndarray, groups: np.ndarray | None = None) -> Hits:
+    """Of one scorer, and a figure over images."""
+    return Hits(by_image[None], np.zeros(len(by_image), int), groups)
 
 
 def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
@@ -39,7 +45,7 @@ def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
         easy = random.random(200)
         result = 100.0 * (easy < 0.75)
         other = np.where(random.random(200) < 0.1, 100.0 * (random.random(200) < 0.2), 100.0 * (easy < 0.70))
-        gain = paired_gain(result, other)
+        gain = measure_of("k-NN", {RESULT: as_hits(result), START: as_hits(other)}, START).gain
         low, high = gain.interval
         covered += low <= 75 - (0.9 * 70 + 0.1 * 20) <= high
         widths.append(high - low)
@@ -55,10 +61,12 @@ def test_a_gain_over_groups_has_the_interval_of_as_many_images():
     random = np.random.default_rng(0)
     result = 100.0 * (random.random(50) < 0.8)
     other = 100.0 * (random.random(50) < 0.5)
-    hits = {RESULT: np.repeat(result, 4), START: np.repeat(other, 4)}
-    found = measure_of("k-NN", hits, START, np.arange(50).repeat(4))
+    single = measure_of("k-NN", {RESULT: as_hits(result), START: as_hits(other)}, START)
+    groups = np.arange(50).repeat(4)
+    hits = {name: as_hits(np.repeat(own, 4), groups) for name, own in ((RESULT, result), (START, other))}
+    found = measure_of("k-NN", hits, START)
     assert found.gain.points == pytest.approx(result.mean() - other.mean())
-    assert found.gain.interval == pytest.approx(paired_gain(result, other).interval)
+    assert found.gain.interval == pytest.approx(single.gain.interval)
     assert found.intervals[START] == pytest.approx(bootstrap(np.mean, other))
 
 
@@ -237,6 +245,20 @@ def test_too_few_groups_to_test_give_no_figure_by_labels(models, tmp_path):
         images["val"].groups = torch.arange(400) % 4
         images["train"].labels = None  # so does `pretrain` then
     assert "because 4 groups to test are too few" in judge(models, tmp_path).sentence
+
+
+def test_a_gain_in_a_rare_class_is_seen():
+    """One image in twenty is of it: both models are right about 19 of 20 images."""
+    random = rare_class()
+    for bank in random.features.values():
+        bank.values["pooled"] = torch.randn(
+            bank.values["pooled"].shape, generator=torch.Generator().manual_seed(3)
+        )
+    knn, few = labelled_measures({RESULT: rare_class(), RANDOM: random}, RANDOM)
+    assert (knn.name, few.name) == ("k-NN, mean per class (%)", "10 labels a class, mean per class (%)")
+    assert knn.values[RANDOM] == pytest.approx(50, abs=15)
+    assert knn.gain.points == pytest.approx(knn.values[RESULT] - knn.values[RANDOM])
+    assert knn.gain.interval[0] > 0
 
 
 def test_a_model_gains_nothing_over_itself():

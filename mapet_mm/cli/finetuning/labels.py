@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from mmengine.registry import TRANSFORMS
 
 from mapet_mm.cli.finetuning.options import FinetuneOptions
@@ -17,6 +19,7 @@ from mapet_mm.datasets.groups import draw_share
 from mapet_mm.datasets.labels import Labels, Split, find_images, labels_of, split_images
 from mapet_mm.datasets.masks import MaskClasses, MaskedImages, match_masks, read_masks, take_values
 from mapet_mm.datasets.reading import ImageReader, UndecodableError, in_threads
+from mapet_mm.evaluation.metrics.class_sizes import are_unequal
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.identity import IDENTITY
@@ -54,6 +57,7 @@ class LabelledImages:
         classes: their names, in the order of their numbers.
         lists: the lines of each list of images, by its file's name.
         val_groups: of each image that is measured on, in the order of the lists; None without groups.
+        val_classes: number of each one's class, if classes are of unequal size: each is to count alike.
         words: lines about all of it.
         masks: None with classes of images.
     """
@@ -64,6 +68,7 @@ class LabelledImages:
     lists: dict[str, list[str]]
     val_groups: list[str] | None
     words: list[str]
+    val_classes: np.ndarray | None = None
     masks: Masks | None = None
 
 
@@ -114,10 +119,16 @@ def _look_at_images(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Lab
     if len(classes) > LISTED:
         shown += f", ... {len(classes) - LISTED} more"
     words += [f"labels to train on, by class: {shown}", *about_split]
+    val_classes = None
+    if are_unequal(torch.tensor([counts[name] for name in classes])):
+        val_classes = np.array([numbers[class_of[name]] for name in split.held_out])
+        words.append(
+            "classes are of unequal size: the figure is the mean over them; the training weighs images alike"
+        )
     untrained = [name for name in classes if not counts[name]]
     if untrained:
         words.append(f"no image to train on has the class {listed(untrained, 5)}: none can be found")
-    return LabelledImages(args.images, split, classes, lists, val_groups, words)
+    return LabelledImages(args.images, split, classes, lists, val_groups, words, val_classes)
 
 
 def left_out_line(broken: set[str], out: Path) -> str:
@@ -200,9 +211,8 @@ def _look_at_masks(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Labe
                 measured += [name + pair.image_ending for name in own]
     val_groups = [labels.groups[name] for name in measured] if labels.groups else None
     words += about_split
-    return LabelledImages(
-        images, split, classes.names, lists, val_groups, words, Masks(masks, parts, classes)
-    )
+    found = Masks(masks, parts, classes)
+    return LabelledImages(images, split, classes.names, lists, val_groups, words, masks=found)
 
 
 def split_labelled(labels: Labels, folder: Path, seed: int) -> tuple[Split, list[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from mmengine.dist import all_gather, get_rank, get_world_size
+from mmengine.dist import all_gather, all_reduce, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, Runner
@@ -24,8 +24,10 @@ from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, class_names
 from mapet_mm.engine.hooks.portable_checkpoint_hook import checkpoint_hook
+from mapet_mm.evaluation.metrics.class_sizes import are_unequal, class_weights
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
+from mapet_mm.evaluation.tables import mean_of_groups
 from mapet_mm.evaluation.tokens import TokenBackbone
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
@@ -33,7 +35,8 @@ from mapet_mm.utils.loader_workers import outlive_signals
 from mapet_mm.utils.run_folder import BEST
 
 TOP1 = "knn/top1"
-BEST_TOP1 = "best_knn"  # in MMEngine's message hub
+PER_CLASS = "knn/mean_per_class"  # in its place, where classes are of unequal size
+BEST_FIGURE = "best_knn"  # in MMEngine's message hub
 
 
 @HOOKS.register_module()
@@ -41,10 +44,13 @@ class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features, as `knn/top1`, and their RankMe.
 
     The features are patch means, or class tokens of a backbone without patches; with averaged weights
-    (`EMAHook`), the average's, as in a validation. Works in one process or several. The training
-    is not affected: without these images, or without their labels, a line in its log says so at the start.
-    A training that writes checkpoints keeps the weights of its best probe beside them, as `best_knn.pth`. Its
-    figure is the best of several on these images: measure these weights on others.
+    (`EMAHook`), the average's, as in a validation. Where classes are of unequal size, each counts alike, in
+    the votes and in the figure, which is `knn/mean_per_class` then.
+
+    Works in one process or several. The training is not affected: without these images, or without their
+    labels, a line in its log says so at the start. A training that writes checkpoints keeps the weights of
+    its best probe beside them, as `best_knn.pth`. Its figure is the best of several on these images: measure
+    these weights on others.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that vote, each once.
@@ -100,20 +106,26 @@ class KNNProbeHook(Hook):
         unit = "Epoch" if by_epoch else "Iter"
         runner.visualizer.add_scalars(figures, step=step)
         line = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
-        if by_epoch and keep_best(runner, figures[TOP1]):  # one of iterations is probed once
+        if by_epoch and keep_best(runner, next(iter(figures.values()))):  # one of iterations is probed once
             line += f"  (the best so far: {BEST})"
         print_log(f"{unit}(knn) [{step}]  {line}", logger="current")
 
     def figures(self, backbone: TokenBackbone, loaders: Sequence[DataLoader]) -> dict[str, float]:
-        """The logged values by name."""
+        """The logged values by name, the k-NN first."""
         keys, labels = take_in_memory(backbone, loaders[0], everywhere=False)
         queries, query_labels = take_in_memory(backbone, loaders[1], everywhere=True)
         largest = torch.cat([labels, query_labels]).max()
         num_classes = 1 + max(int(label) for label in all_gather(largest))
+        sizes = labels.bincount(minlength=num_classes)
+        all_reduce(sizes)
+        is_per_class = are_unequal(sizes)
+        weights = class_weights(sizes) if is_per_class else None
         known = zip(keys.split(COLUMNS), labels.split(COLUMNS), strict=True)
-        predicted = knn_votes(queries, known, num_classes, self.k, self.temperature).argmax(1)
-        top1 = 100 * (predicted == query_labels).float().mean().item()
-        return {TOP1: top1, "knn/rank_me": rank_me([queries])}
+        predicted = knn_votes(queries, known, num_classes, self.k, self.temperature, weights).argmax(1)
+        hits = 100 * (predicted == query_labels).double().cpu().numpy()
+        averaged = query_labels.cpu().numpy() if is_per_class else np.zeros(len(hits), int)
+        name = PER_CLASS if is_per_class else TOP1
+        return {name: mean_of_groups(hits, averaged), "knn/rank_me": rank_me([queries])}
 
     def build_datasets(self, runner: Runner) -> list[Dataset]:
         """Both sets, without images that token stores skipped."""
@@ -145,14 +157,14 @@ class KNNProbeHook(Hook):
         return loaders
 
 
-def keep_best(runner: Runner, top1: float) -> bool:
+def keep_best(runner: Runner, figure: float) -> bool:
     """Write the weights beside the training's checkpoints, if it has any and no earlier probe was as good."""
     hook = checkpoint_hook(runner)
     # A resumed training knows the best of those before its checkpoint.
-    best = runner.message_hub.runtime_info.get(BEST_TOP1, -math.inf)
-    if hook is None or top1 <= best:
+    best = runner.message_hub.runtime_info.get(BEST_FIGURE, -math.inf)
+    if hook is None or figure <= best:
         return False
-    runner.message_hub.update_info(BEST_TOP1, top1)
+    runner.message_hub.update_info(BEST_FIGURE, figure)
     runner.save_checkpoint(
         hook.out_dir,
         BEST,

@@ -45,6 +45,7 @@ def knn_votes(
     num_classes: int,
     k: int = 20,
     temperature: float = 0.07,
+    weights: Float[Tensor, " class"] | None = None,
 ) -> Float[Tensor, "query class"]:
     """Votes for each class: the k most similar training images vote with `exp(cosine / temperature)`.
 
@@ -58,6 +59,7 @@ def knn_votes(
         num_classes: number of classes.
         k: neighbours that vote.
         temperature: of the votes.
+        weights: what a vote for each class counts; all alike by default.
 
     Returns:
         `(Q, C)`, relative to the vote of the nearest.
@@ -75,8 +77,9 @@ def knn_votes(
     # Relative to the largest, because exp(1 / temperature) overflows float32 for temperatures up to 0.011.
     relative = similarity - similarity[:, :1]
     votes = torch.zeros(len(queries), num_classes, device=queries.device)
-    weights = (relative / temperature).exp().to(votes.dtype)  # PyTorch 2.6 adds no float16 to float32
-    return votes.scatter_add_(1, voters, weights)
+    of_voters = (relative / temperature).exp().to(votes.dtype)  # PyTorch 2.6 adds no float16 to float32
+    votes.scatter_add_(1, voters, of_voters)
+    return votes if weights is None else votes * weights.to(votes)
 
 
 def nearest(

@@ -162,6 +162,25 @@ class Hits(NamedTuple):
     averaged: Int64[np.ndarray, " image"]
     groups: Int64[np.ndarray, " image"] | None
 
+    @property
+    def figures(self) -> list[float]:
+        """The figure of each scorer."""
+        return [mean_of_groups(hits, self.averaged) for hits in self.hits]
+
+    @property
+    def figure(self) -> float:
+        """The mean over the scorers."""
+        return float(np.mean(self.figures))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The figure's 95 %, over images or their groups."""
+        return bootstrap(mean_of_groups, self.hits.mean(0), self.averaged, groups=self.groups)
+
+    def less(self, other: Hits) -> Hits:
+        """What these have more than others of the same images."""
+        return self._replace(hits=self.hits - other.hits)
+
 
 class Classification(Protocol):
     """A protocol that learns the classes of `train` and is tested on `val` and on further image sets."""
@@ -195,27 +214,20 @@ class Classification(Protocol):
     ) -> list[Row]:
         """A row for `val` and one for each further set: top-1 in percent, with an interval.
 
+        Where classes are of unequal size it is the mean over them; see `Evaluated.is_per_class`.
         The scorers give the classes' scores of a set's images; of several, a row has mean and spread. The
         interval is over images, or over their groups if they have any.
         """
         rows = []
         for name in ("val", *further(evaluated.images)):
             found = self.hits(evaluated, name, scorers)
-            figures = [mean_of_groups(hits, found.averaged) for hits in found.hits]
-            row = Row(
-                self.name,
-                setting,
-                float(np.mean(figures)),
-                interval=bootstrap(mean_of_groups, found.hits.mean(0), found.averaged, groups=found.groups),
-                note=note,
-                detail=detail,
-            )
+            row = Row(self.name, setting, found.figure, interval=found.interval, note=note, detail=detail)
             if name != "val":
                 row = replace(row, setting=f"{setting}, on {name}")
-            if evaluated.images[name].per_class:
+            if evaluated.is_per_class(name):
                 row = replace(row, unit="mean per class, %")
-            if len(figures) > 1:
-                row = replace(row, spread=float(np.std(figures, ddof=1)))
+            if len(scorers) > 1:
+                row = replace(row, spread=float(np.std(found.figures, ddof=1)))
             rows.append(row)
         return rows
 
@@ -230,7 +242,7 @@ class Classification(Protocol):
             best = offered[among_offered.argmax(1)]
             hits.append(100 * right.gather(1, best[:, None])[judged, 0].double())
         averaged = torch.zeros(len(judged), dtype=torch.int64)
-        if images.per_class:
+        if evaluated.is_per_class(name):
             averaged = images.labels
         groups = None if images.groups is None else images.groups[judged].numpy()
         return Hits(torch.stack(hits).numpy(), averaged[judged].numpy(), groups)

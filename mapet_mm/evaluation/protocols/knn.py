@@ -24,7 +24,8 @@ from mapet_mm.evaluation.tables import Row
 class NearestNeighbours(Classification):
     """Top-1 of the k most similar training images, which vote with `exp(cosine / 0.07)`.
 
-    k, weights and temperature are DINO's (Caron et al., 2021), as is the class token, the first row.
+    k, weights and temperature are DINO's (Caron et al., 2021), as is the class token, the first row. Where
+    classes are of unequal size, votes are divided by the size of their class.
 
     Args:
         k: neighbours that vote; all training images if there are fewer.
@@ -45,7 +46,8 @@ class NearestNeighbours(Classification):
         """The training images' votes for a set's images."""
         train = evaluated.features["train"]
         queries = comparable(features.pooled(setting).to(evaluated.device), setting)
-        return knn_votes(queries, voters(train, setting), evaluated.num_classes, self.k)
+        known = voters(train, setting)
+        return knn_votes(queries, known, evaluated.num_classes, self.k, weights=evaluated.class_weights)
 
 
 def voters(train: Features, setting: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -167,6 +167,9 @@ class TrainedProbe(Classification):
         steps_per_epoch = math.ceil(int((~chooses).sum()) / self.batch_size)
         epochs = max(self.epochs, math.ceil(self.least_steps / steps_per_epoch))
         total = epochs * steps_per_epoch
+        weights = evaluated.class_weights
+        if weights is not None:
+            weights = weights.to(evaluated.device)
         steps = Steps(stacks, self.optimizer)
         batches = shuffled_batches(train, self.kind, self.batch_size, epochs, layer, chooses)
         num_heads = sum(len(stack) for stack in stacks)
@@ -176,26 +179,35 @@ class TrainedProbe(Classification):
             for stack in stacks:
                 logits = stack(values)  # head batch class
                 of_heads = labels.expand(len(logits), -1)
-                losses = F.cross_entropy(logits.flatten(0, 1), of_heads.flatten(), reduction="none")
+                losses = F.cross_entropy(logits.flatten(0, 1), of_heads.flatten(), weights, reduction="none")
                 losses.unflatten(0, of_heads.shape).mean(1).sum().backward()
             # Half a cosine from 1 to 0, below a straight line from 0 to 1 in the first steps.
             cosine = (1 + math.cos(math.pi * min(1, step / total))) / 2
             rise = (step + 1) / max(1, int(total * self.warmup))
             steps.step(min(rise, cosine) * self.batch_size / 256)
-        return self.top1_on(train, chooses, stacks, layer)
+        return self.top1_on(evaluated, chooses, stacks, layer)
 
     @torch.no_grad()
     def top1_on(
-        self, train: Features, chooses: Bool[Tensor, " image"], stacks: Sequence[StackedHeads], layer: int
+        self,
+        evaluated: Evaluated,
+        chooses: Bool[Tensor, " image"],
+        stacks: Sequence[StackedHeads],
+        layer: int,
     ) -> list[list[float]]:
-        """Top-1 of each head in percent on some images, in one pass over the features."""
-        right = [torch.zeros(len(stack), dtype=torch.int64) for stack in stacks]
+        """Top-1 of each head in percent on some images of `train`, in one pass over the features."""
+        train = evaluated.features["train"]
+        counted = torch.ones(len(train), dtype=torch.float64)
+        if evaluated.class_weights is not None:
+            counted = evaluated.class_weights.double()[train.labels]
+        right = [torch.zeros(len(stack), dtype=torch.float64) for stack in stacks]
         for rows, values in train.blocks(self.kind, layer):
             own = chooses[rows]
             values = values[own].to(stacks[0].rates.device)
             for stack, counts in zip(stacks, right, strict=True):
-                counts += (stack(values).argmax(2).cpu() == train.labels[rows][own]).sum(1)
-        return [(100 * counts.double() / int(chooses.sum())).tolist() for counts in right]
+                is_right = stack(values).argmax(2).cpu() == train.labels[rows][own]
+                counts += is_right.double() @ counted[rows][own]
+        return [(100 * counts / counted[chooses].sum()).tolist() for counts in right]
 
     @torch.no_grad()
     def scores(self, head: StackedHeads, features: Features, layer: int = -1) -> Float[Tensor, "image class"]:

@@ -48,14 +48,18 @@ def num_products(train: Features, num_rows: int) -> int:
 
 
 def regression(
-    rows: Float[np.ndarray, "row dim"], labels: Int[np.ndarray, " row"], strength: float
+    rows: Float[np.ndarray, "row dim"],
+    labels: Int[np.ndarray, " row"],
+    strength: float,
+    balanced: bool = False,
 ) -> LogisticRegression:
-    """scikit-learn's logistic regression (L2) at one `C`."""
+    """scikit-learn's logistic regression (L2) at one `C`; `balanced` lets all classes count alike."""
     # Imported here, because a backbone's user needs no scikit-learn.
     from sklearn.linear_model import LogisticRegression
 
     rows = rows.astype(np.float64)  # gradients of float32 do not get that small
-    return LogisticRegression(C=strength, **SOLVER).fit(rows, labels)
+    class_weight = "balanced" if balanced else None
+    return LogisticRegression(C=strength, class_weight=class_weight, **SOLVER).fit(rows, labels)
 
 
 def scores_of(
@@ -125,6 +129,9 @@ class Regression(Classification):
         train = evaluated.features["train"]
         labels = train.labels.numpy()
         chooses = held_out(train.labels, evaluated.images["train"].groups).numpy()
+        weights = evaluated.class_weights
+        balanced = weights is not None
+        counted = weights[train.labels[chooses]].numpy() if balanced else None
         chosen = {}
         for pooling in train.settings:
             scaler = StandardScaler()
@@ -132,10 +139,10 @@ class Regression(Classification):
             # Choose on the held-out images, then learn from them, too.
             top1 = {}
             for strength in tqdm(sorted(self.strengths), "logistic regression", unit="fit", delay=5):
-                model = regression(rows[~chooses], labels[~chooses], strength)
-                top1[strength] = 100 * model.score(rows[chooses], labels[chooses])
+                model = regression(rows[~chooses], labels[~chooses], strength, balanced)
+                top1[strength] = 100 * model.score(rows[chooses], labels[chooses], counted)
             best = max(top1, key=top1.get)
-            model = regression(rows, labels, best)
+            model = regression(rows, labels, best, balanced)
             scores = partial(scores_of, model, scaler, evaluated.num_classes, pooling, layer=layer)
             note = f"C {best:.3g}{at_edge(best, self.strengths)}"
             chosen[pooling] = Chosen(train.layers[layer], top1[best], scores, note)
@@ -213,7 +220,8 @@ class LowShot(Classification):
             if images is None or (repeats and 1 in self.shots):
                 return []
             rows = scaler.transform(train.pooled(setting, images=torch.from_numpy(images)).numpy())
-            model = regression(rows, labels[images], strength=1.0)
+            balanced = evaluated.class_weights is not None
+            model = regression(rows, labels[images], strength=1.0, balanced=balanced)
             scorers.append(partial(scores_of, model, scaler, evaluated.num_classes, setting))
             if len(images) == len(train):  # all other draws are the same
                 break

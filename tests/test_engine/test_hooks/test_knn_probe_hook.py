@@ -11,6 +11,7 @@ import torch
 from forked_processes import start_together
 from mmengine.runner import Runner
 from mmpretrain.structures import DataSample
+from sklearn.metrics import balanced_accuracy_score
 from torch import nn
 from torch.utils.data import Dataset
 from trainings import build, read_scalars
@@ -26,9 +27,15 @@ class TwoColours(Dataset):
     """Noise that is brighter in class 1, with token grids."""
 
     def __init__(
-        self, number: int = 24, contrast: int = 120, labelled: bool = True, classes: tuple[str, ...] = ()
+        self,
+        number: int = 24,
+        contrast: int = 120,
+        labelled: bool = True,
+        classes: tuple[str, ...] = (),
+        rare: bool = False,
     ) -> None:
         self.number, self.contrast, self.labelled = number, contrast, labelled
+        self.every = 7 if rare else 2  # so many images have one of class 1
         self.metainfo = dict(classes=classes)
 
     def __len__(self) -> int:
@@ -36,10 +43,11 @@ class TwoColours(Dataset):
 
     def __getitem__(self, index: int) -> dict:
         rng = np.random.default_rng(index)
-        image = rng.integers(0, 120, (3, 16, 16)) + self.contrast * (index % 2)
+        label = int(index % self.every == 1)
+        image = rng.integers(0, 120, (3, 16, 16)) + self.contrast * label
         sample = DataSample(token_grid=rng.integers(0, 8, (4, 4)))
         if self.labelled:
-            sample.set_gt_label(index % 2)
+            sample.set_gt_label(label)
         return dict(inputs=torch.from_numpy(image.astype(np.uint8)), data_samples=sample)
 
 
@@ -95,6 +103,22 @@ def test_training_goes_on_as_if_there_were_no_probe(runner, tmp_path):
     probes = {record["step"]: record["knn/top1"] for record in read_scalars(tmp_path) if "knn/top1" in record}
     # Dark and bright images are told apart by any features; an image is its own nearest neighbour too.
     assert probes == {2: 100.0, 3: 100.0}
+
+
+def test_a_rare_class_counts_as_the_other(runner):
+    """Of 24 dark images and 4 bright ones that no feature tells apart, over images all would be dark."""
+    sets = [loader(number=number, contrast=2, rare=True) for number in (28, 27)]
+    hook = dict(PROBE, train_dataloader=sets[0], val_dataloader=sets[1], k=20)
+    found = figures(hook, runner)
+    assert list(found) == ["knn/mean_per_class", "knn/rank_me"]
+    built_hook = HOOKS.build(hook)
+    with undisturbed(runner.model):
+        built_hook.before_train(runner)
+        built = built_hook.build_loaders(runner)
+        known, (queries, labels) = (take_in_memory(TokenBackbone(runner.model), one, True) for one in built)
+    votes = knn_votes(queries, [known], 2, k=20) / torch.tensor([24, 4])
+    expected = 100 * balanced_accuracy_score(labels, votes.argmax(1))
+    assert found["knn/mean_per_class"] == pytest.approx(expected)
 
 
 def test_a_training_of_iterations_is_probed_at_its_last_one(tmp_path):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from clustered_features import evaluated_clusters
+from clustered_features import evaluated_clusters, rare_class
+from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
@@ -80,3 +81,22 @@ def test_rows_equal_scikit_learns_of_each_pooling():
         assert value == pytest.approx(
             100 * model.fit(known, train.labels).score(queries, val.labels), abs=0.2
         )
+
+
+def test_votes_for_a_rare_class_count_by_its_size():
+    """As scikit-learn's shares of the votes, divided by the class's; undivided, class 0 has nearly all."""
+    evaluated = rare_class()
+    train, val = evaluated.features["train"], evaluated.features["val"]
+    (row,) = [row for row in NearestNeighbours().rows(evaluated) if row.setting == "mean"]
+    reference = KNeighborsClassifier(20, weights=lambda distance: np.exp((1 - distance**2 / 2) / 0.07))
+    reference.fit(F.normalize(train.pooled("mean")), train.labels)
+    queries = F.normalize(val.pooled("mean"))
+    shares = reference.predict_proba(queries) / train.labels.bincount().numpy()
+    expected = 100 * balanced_accuracy_score(val.labels, shares.argmax(1))
+    assert (row.value, row.unit) == (pytest.approx(expected), "mean per class, %")
+    evaluated = rare_class()  # whose config says that images count alike
+    for images in evaluated.images.values():
+        images.per_class = False
+    (plain,) = [row for row in NearestNeighbours().rows(evaluated) if row.setting == "mean"]
+    expected = 100 * reference.score(queries, val.labels)
+    assert (plain.value, plain.unit) == (pytest.approx(expected), "top-1, %")

@@ -15,8 +15,10 @@ from clustered_features import (
     as_evaluated,
     evaluated_clusters,
     one_pooling,
+    rare_class,
     tenth_of_each_class,
 )
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,8 +35,12 @@ def evaluated() -> Evaluated:
     return evaluated_clusters()
 
 
-def test_a_probe_learns_what_it_learns_alone(evaluated, monkeypatch):
+@pytest.mark.parametrize(("made", "weights"), [(evaluated_clusters, None), (rare_class, [600 / 1140, 10.0])])
+def test_a_probe_learns_what_it_learns_alone(made, weights, monkeypatch):
     """In a sweep, each equals a plain linear layer trained by torch's optimizer at its rate."""
+    evaluated = made()
+    num_classes = evaluated.num_classes
+    weights = weights and torch.tensor(weights)
     monkeypatch.setattr(probes, "WINDOW_BYTES", 2**14)  # not all features fit into it
     train, val = evaluated.features["train"], evaluated.features["val"]
     options = dict(epochs=3, least_steps=1, batch_size=128)
@@ -42,9 +48,10 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, monkeypatch):
         rows = LinearProbes([rate], **options).rows(evaluated)
         found = {row.setting: row.value for row in rows if row.detail}
         width = DIM * (2 if pooling == "both" else 1)
-        alone = nn.Linear(width, CLASSES)
+        alone = nn.Linear(width, num_classes)
         with torch.no_grad():
-            alone.weight.copy_(torch.randn(CLASSES, width, generator=torch.Generator().manual_seed(0)) * 0.01)
+            start = torch.randn(num_classes, width, generator=torch.Generator().manual_seed(0)) * 0.01
+            alone.weight.copy_(start)
             alone.bias.zero_()
         steps = torch.optim.SGD(alone.parameters(), momentum=0.9)
         own = tenth_of_each_class(train.labels)
@@ -54,9 +61,15 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, monkeypatch):
             cosine = (1 + math.cos(math.pi * step / 15)) / 2  # 5 batches an epoch
             steps.param_groups[0]["lr"] = rate / 2 * cosine  # in proportion to the batch
             steps.zero_grad()
-            F.cross_entropy(alone(values[:, train.columns(pooling)]), labels).backward()
+            losses = F.cross_entropy(
+                alone(values[:, train.columns(pooling)]), labels, weights, reduction="none"
+            )
+            losses.mean().backward()
             steps.step()
-        top1 = 100 * (alone(val.pooled(pooling, layer)).argmax(1) == val.labels).float().mean().item()
+        predicted = alone(val.pooled(pooling, layer)).argmax(1)
+        top1 = 100 * balanced_accuracy_score(val.labels, predicted)
+        if weights is None:
+            top1 = 100 * accuracy_score(val.labels, predicted)
         assert found[f"{pooling}, layer {train.layers[layer]}"] == pytest.approx(top1, abs=0.3)
         assert 30 < top1 < 99
 

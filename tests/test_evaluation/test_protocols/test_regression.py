@@ -8,9 +8,11 @@ from clustered_features import (
     as_evaluated,
     evaluated_clusters,
     one_pooling,
+    rare_class,
     tenth_of_each_class,
 )
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 
 from mapet_mm.evaluation.protocol import Evaluated
@@ -40,6 +42,19 @@ def test_equals_a_regression_on_the_same_draws_of_standardised_features():
             tops.append(100 * model.score((queries - mean) / deviation, val.labels))
         assert row.value == pytest.approx(np.mean(tops), abs=0.2)
         assert row.spread == pytest.approx(np.std(tops, ddof=1), abs=0.2)
+
+
+def test_a_rare_class_counts_as_the_others():
+    evaluated = rare_class()
+    train, val = evaluated.features["train"], evaluated.features["val"]
+    known, queries = train.pooled("mean").double(), val.pooled("mean").double()
+    mean, deviation = known.mean(0), known.std(0, correction=0)
+    model = LogisticRegression(solver="newton-cg", max_iter=1000, class_weight="balanced")
+    model.fit((known - mean) / deviation, train.labels)
+    expected = 100 * balanced_accuracy_score(val.labels, model.predict((queries - mean) / deviation))
+    for row in Regression([1.0], layers=1).rows(evaluated):
+        if row.setting == "mean, last layer":
+            assert (row.value, row.unit) == (pytest.approx(expected, abs=0.2), "mean per class, %")
 
 
 def test_a_draw_takes_as_many_of_each_class():

@@ -64,9 +64,14 @@ class Evaluated:
         return None if is_alike else class_weights(sizes)
 
     def is_per_class(self, name: str) -> bool:
-        """True if a set's figures are means over classes: as its config says, or for unequal ones."""
-        said = self.images[name].per_class
-        return self.class_weights is not None if said is None else said
+        """True if a set's figures are means over its classes: as its config says, or for unequal ones.
+
+        Images with several right answers each are of no one class.
+        """
+        images = self.images[name]
+        if images.per_class is not None:
+            return images.per_class
+        return self.class_weights is not None and not images.answers
 
 
 class Protocol:

@@ -110,6 +110,7 @@ def written(run) -> tuple[Report, Path]:
 
 def test_a_curve_of_classes_of_unequal_size_has_its_unit(tmp_path):
     write_scalars(tmp_path / "training")
+    (tmp_path / "pretrain.py").write_text("work_dir = 'training'")
     (scalars,) = tmp_path.rglob("scalars.json")
     scalars.write_text(scalars.read_text().replace("knn/top1", "knn/mean_per_class"))
     section = curves_of(Run(tmp_path), None)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int64, Shaped
 
 from mapet_mm.evaluation.models import RANDOM
+from mapet_mm.evaluation.protocols.classification import Hits
 from mapet_mm.evaluation.tables import TAILS
 from mapet_mm.evaluation.verdict import (
     FEWEST_GROUPS,
@@ -17,6 +18,7 @@ from mapet_mm.evaluation.verdict import (
     Interval,
     Measure,
     Verdict,
+    measure_of,
     sentence_of,
 )
 
@@ -39,30 +41,24 @@ def judge_task(
         groups: of the images, whole ones of which are drawn for intervals.
         classes: of the images, numbered, if an accuracy is to be the mean over them.
     """
-    if classes is not None:
-        is_of_class = np.eye(1 + classes.max())[classes][:, None]  # image 1 class
-        sums = {start: own * is_of_class for start, own in sums.items()}
-    drawn_by = np.arange(len(sums[RESULT]))
+    drawn_by = None
     num_groups = None
     if groups is not None:
         names, numbers = np.unique(groups, return_inverse=True)
         num_groups = len(names)
         if num_groups >= FEWEST_GROUPS:
             drawn_by = numbers
-    drawn = {name: drawn_figures(own, drawn_by) for name, own in sums.items()}
-    values = {name: figure(own.sum(0)) for name, own in sums.items()}
-    intervals = {name: _middle(figures) for name, figures in drawn.items()}
     compared_with = START if START in sums else RANDOM
-    gain = None
-    if compared_with in sums:
-        points = values[RESULT] - values[compared_with]
-        gain = Gain(points, _middle(drawn[RESULT] - drawn[compared_with]))
-    line = Measure(measure, values, intervals, gain)
-    name = measure.removesuffix(" (%)")
-    if gain is None:
-        sentence = f"Trained from this pre-training: {name} {values[RESULT]:.1f} %."
+    if classes is None:
+        line = measure_of_sums(measure, sums, compared_with, drawn_by)
     else:
-        sentence = sentence_of(gain, compared_with, name)
+        hits = {name: Hits(100 * own[None, :, 0, 0], classes, drawn_by) for name, own in sums.items()}
+        line = measure_of(measure, hits, compared_with)
+    name = measure.removesuffix(" (%)")
+    if line.gain is None:
+        sentence = f"Trained from this pre-training: {name} {line.values[RESULT]:.1f} %."
+    else:
+        sentence = sentence_of(line.gain, compared_with, name)
     if num_groups is not None and num_groups < FEWEST_GROUPS:
         of_few = "one group" if num_groups == 1 else f"{num_groups} groups"
         sentence += (
@@ -71,6 +67,24 @@ def judge_task(
         )
         num_groups = None
     return Verdict(compared_with, [line], sentence, len(sums[RESULT]), num_groups)
+
+
+def measure_of_sums(
+    name: str,
+    sums: Mapping[str, Float[np.ndarray, "image 2 class"]],
+    compared_with: str,
+    groups: Int64[np.ndarray, " image"] | None,
+) -> Measure:
+    """The figure of each training, and the gain, if there is another one to compare with."""
+    drawn_by = np.arange(len(sums[RESULT])) if groups is None else groups
+    drawn = {start: drawn_figures(own, drawn_by) for start, own in sums.items()}
+    values = {start: figure(own.sum(0)) for start, own in sums.items()}
+    intervals = {start: _middle(figures) for start, figures in drawn.items()}
+    gain = None
+    if compared_with in sums:
+        points = values[RESULT] - values[compared_with]
+        gain = Gain(points, _middle(drawn[RESULT] - drawn[compared_with]))
+    return Measure(name, values, intervals, gain)
 
 
 def figure(sums: Shaped[np.ndarray, "*draw 2 class"]) -> Shaped[np.ndarray, "*draw"]:

@@ -204,14 +204,17 @@ def knn_hits(evaluated: Evaluated) -> Hits:
 
 
 def measure_of(name: str, hits: Mapping[str, Hits], compared_with: str) -> Measure:
-    """A figure of each model, and the gain, for which both models are resampled together.
+    """A figure of each model, and the gain, if there is another model to compare with.
 
-    Images that are easy or hard for both do not widen its interval.
+    Both are resampled together: images that are easy or hard for both do not widen the gain's interval.
     """
     values = {model: own.figure for model, own in hits.items()}
     intervals = {model: own.interval for model, own in hits.items()}
-    difference = hits[RESULT].less(hits[compared_with])
-    return Measure(name, values, intervals, Gain(difference.figure, difference.interval))
+    gain = None
+    if compared_with in hits:
+        difference = hits[RESULT].less(hits[compared_with])
+        gain = Gain(difference.figure, difference.interval)
+    return Measure(name, values, intervals, gain)
 
 
 def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:

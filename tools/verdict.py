@@ -81,6 +81,7 @@ def main() -> None:
     from mapet_mm.evaluation.image_sets import DeclaredSets
     from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import RANDOM, load_model
+    from mapet_mm.evaluation.run import say_seen
     from mapet_mm.evaluation.verdict import RESULT, START, judge
     from mapet_mm.interop.model_card import add_verdict
     from mapet_mm.utils.atomic_files import replace_json
@@ -114,6 +115,7 @@ def main() -> None:
     for name, model in loaded.items():
         own = args.start and name == START and args.data
         models[name] = (model, sets.of_model(model.config if own else declared))
+    say_seen(declared, models[RESULT][1])
     if args.out:  # before hours of work, if nothing can be written there
         args.out.mkdir(parents=True, exist_ok=True)
     verdict = judge(models, args.cache, accuracy)

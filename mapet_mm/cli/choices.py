@@ -22,9 +22,10 @@ from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.structures.image_files import file_of
 from mapet_mm.utils.disk import GIGABYTE, free_bytes, require_room
-from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.run_folder import INIT
 
+TESTS = ("val", "valid", "validation", "test", "testing")  # folders that others would measure on
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's
 # k-means may cost this for each epoch, in rows of an image times centroids times iterations. For a ViT-S it
@@ -177,6 +178,13 @@ def training_images(args: PretrainOptions) -> tuple[list[str], list[str]]:
     words = [f"images: {len(names)}"]
     if left_out:
         words.append(f"other files, left out: {left_out}")
+    tests = {name.partition("/")[0] for name in names if "/" in name}
+    tests = [folder for folder in sorted(tests) if folder.lower() in TESTS]
+    if tests:
+        words.append(
+            f"folders {listed(tests, most=3)}: their images are trained on, too, and then no new ones for a "
+            "test (name another folder to leave them out)"
+        )
     if args.tiles:
         side, overlap = args.tiles
         tiles, largest = tile_names(args.images, names, side, overlap)

@@ -9,7 +9,9 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from mmengine.config import Config
 
+from mapet_mm.datasets.seen import WARNING, pretrained_on
 from mapet_mm.evaluation import VERSION
 from mapet_mm.evaluation.extraction import fill_features, open_features, require_few_left_out
 from mapet_mm.evaluation.features import Features
@@ -21,6 +23,9 @@ from mapet_mm.evaluation.tables import Row
 from mapet_mm.utils.disk import require_room
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.run_folder import Run
+
+LEARNT = ("train", "view", "dense_train")  # image sets that nothing is tested on
 
 
 class OpenFeatures(dict):
@@ -124,11 +129,24 @@ def plan(
             if "per_class" in section:
                 for image_set in images.values():
                     image_set.per_class = group in section["per_class"]
+            if not model.is_random:
+                say_seen(model.config, images)
             features = OpenFeatures(model, images, cache)
             protocols = choose_protocols(section.get("protocols"), names, every, images, features)
             evaluated = Evaluated(features, images, model.backbone.device)
             jobs[name].append(Job(model, group, evaluated, protocols))
     return jobs
+
+
+def say_seen(config: Config, images: Mapping[str, ImageSet]) -> None:
+    """Print how many of the images to test on were in the pre-training, if the config is that of a RUN."""
+    run = Run(Path(config.filename or "").parent)
+    if not run.exists:
+        return
+    for name, image_set in images.items():
+        seen = set() if name in LEARNT else pretrained_on(run, image_set.files)
+        if seen:
+            print_once(f"{len(seen)} of {len(image_set.files)} `{name}` images were {WARNING}")
 
 
 def check_space(jobs: Sequence[Job], cache: Path) -> None:

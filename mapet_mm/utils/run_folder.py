@@ -95,6 +95,12 @@ class Run(os.PathLike):
         return self.config.train_dataloader.dataset.data_root
 
     @property
+    def trained_images(self) -> str:
+        """The folder of the images that the network sees."""
+        dataset = self.config.train_dataloader.dataset
+        return dataset.get("data_prefix") or dataset.get("data_root") or self.images
+
+    @property
     def held_out(self) -> Path | None:
         """The list of the images that are not trained on; None if there is no verdict."""
         listed = self / HELD_OUT

@@ -19,10 +19,11 @@ from starts import save_own_run, save_run
 
 from mapet_mm.cli import finetune
 from mapet_mm.cli.command_options import OptionError
-from mapet_mm.cli.finetuning.labels import LabelledImages, look, split_labelled
+from mapet_mm.cli.finetuning.labels import LabelledImages, look
 from mapet_mm.cli.finetuning.options import FinetuneOptions
 from mapet_mm.cli.finetuning.pretrained import read_run
 from mapet_mm.cli.finetuning.recipe import write_recipe
+from mapet_mm.cli.finetuning.split import split_labelled
 from mapet_mm.cli.stages import Stage
 from mapet_mm.datasets.labels import Labels, Split
 from mapet_mm.engine.runners.build_runner import build_runner
@@ -462,6 +463,29 @@ def test_a_class_that_only_held_out_images_have_has_a_number_and_a_line(tmp_path
     assert found.classes == ["bright", "dark", "grey"]
     assert found.lists["val.txt"] == ["val/bright/3.png 0", "val/dark/3.png 1", "val/grey/3.png 2"]
     assert found.words[-1] == "no image to train on has the class `grey`: none can be found"
+
+
+def test_images_that_the_pretraining_did_not_see_are_held_out(tmp_path):
+    names = [f"{label}/{i:02}.png" for label in ("bright", "dark") for i in range(20)]
+    write_squares(tmp_path, names)
+    classes = {name: name.partition("/")[0] for name in names}
+    new = ["bright/03.png", "bright/04.png", "dark/07.png"]
+    seen = set(names).difference(new)
+    split, words = split_labelled(Labels(names, classes), tmp_path, seed=0, seen=seen)
+    assert split.held_out == new
+    assert words == ["held out, to measure on: 3 of 40 images, which the pre-training did not see"]
+    # Without one of a class, or of a group, they would say nothing of it.
+    groups = dict.fromkeys(new, "one") | {name: name for name in seen} | {"dark/00.png": "one"}
+    for labels, lacking in (
+        (Labels(names, classes), {"dark/07.png"}),
+        (Labels(names, classes, groups), set()),
+    ):
+        split, words = split_labelled(labels, tmp_path, seed=0, seen=seen | lacking)
+        num_seen = len(set(split.held_out) & (seen | lacking))
+        assert num_seen >= 4
+        assert words[-1].startswith(
+            f"{num_seen} of the {len(split.held_out)} held-out images were in the pre-"
+        )
 
 
 def test_copies_and_groups_stay_on_one_side(tmp_path):

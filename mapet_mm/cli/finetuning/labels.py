@@ -14,9 +14,9 @@ import torch
 from mmengine.registry import TRANSFORMS
 
 from mapet_mm.cli.finetuning.options import FinetuneOptions
+from mapet_mm.cli.finetuning.split import seen_images, split_labelled
 from mapet_mm.datasets.classes import NO_CLASSES
-from mapet_mm.datasets.groups import draw_share
-from mapet_mm.datasets.labels import Labels, Split, find_images, labels_of, split_images
+from mapet_mm.datasets.labels import Split, find_images, labels_of
 from mapet_mm.datasets.masks import MaskClasses, MaskedImages, match_masks, read_masks, take_values
 from mapet_mm.datasets.reading import ImageReader, UndecodableError, in_threads
 from mapet_mm.evaluation.metrics.class_sizes import are_unequal
@@ -24,10 +24,7 @@ from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.identity import IDENTITY
 
-SHARE = 0.2  # of the images, that is held out
 LISTED = 30  # classes, with their numbers of labels
-TRAIN = ("train", "training")
-VAL = ("val", "valid", "validation")
 LEFT_OUT = "left_out.json"  # images that cannot be decoded, each with the reason
 MOST_LEFT_OUT = 0.05  # of the images
 
@@ -98,7 +95,8 @@ def _look_at_images(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Lab
         )
     broken = undecodable([name for name in names if name in class_of], args.images, args.out, load_image)
     labelled = replace(labels, names=[name for name in names if name in class_of and name not in broken])
-    split, about_split = split_labelled(labelled, args.images, args.seed)
+    seen = seen_images(args.run, args.images, labelled.names)
+    split, about_split = split_labelled(labelled, args.images, args.seed, seen)
 
     classes = sorted({class_of[name] for name in [*split.trained, *split.held_out]})
     numbers = {name: number for number, name in enumerate(classes)}
@@ -174,7 +172,8 @@ def _look_at_masks(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Labe
     pairs, words = match_masks(images, masks)
     names = sorted(name + pair.image_ending for pair in pairs for name in pair.names)
     labels = labels_of(names, class_level=NO_CLASSES, groups=args.groups)
-    split, about_split = split_labelled(labels, images, args.seed)
+    seen = seen_images(args.run, images, names)
+    split, about_split = split_labelled(labels, images, args.seed, seen)
     num_train = len(split.trained)
     if num_train <= args.processes:
         raise UserError(
@@ -188,7 +187,7 @@ def _look_at_masks(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Labe
         pairs = [pair.without(broken) for pair in pairs]
         pairs = [pair for pair in pairs if pair.names]
         labels = replace(labels, names=[name for name in names if name not in broken])
-        split, about_split = split_labelled(labels, images, args.seed)
+        split, about_split = split_labelled(labels, images, args.seed, seen)
     classes = take_values(read_masks(pairs, images, masks, load_image), args.ignore)
     words += classes.words
     if labels.about_groups:
@@ -213,48 +212,3 @@ def _look_at_masks(args: FinetuneOptions, load_image: Mapping[str, Any]) -> Labe
     words += about_split
     found = Masks(masks, parts, classes)
     return LabelledImages(images, split, classes.names, lists, val_groups, words, masks=found)
-
-
-def split_labelled(labels: Labels, folder: Path, seed: int) -> tuple[Split, list[str]]:
-    """Split images by the folders `train` and `val`; without these hold a fifth out, whole groups alone.
-
-    Nothing that is measured on has a copy, or with groups an image of its group, among what is trained on.
-
-    Returns:
-        The split, and lines about it.
-
-    Raises:
-        UserError: nothing is left to train on, or to measure on.
-    """
-    together = labels.groups or labels.originals(folder)
-    part_of = {name: name.partition("/")[0].lower() for name in labels.names}
-    train = [name for name in labels.names if part_of[name] in TRAIN]
-    val = [name for name in labels.names if part_of[name] in VAL]
-    if train and val:
-        split = Split(split_images(train, together, val).trained, val)
-        words = [f"split by folders: {len(train)} images to train on, {len(val)} held out"]
-        outside = len(labels.names) - len(train) - len(val)
-        if outside:
-            words.append(f"images outside of train and val, left out: {outside}")
-        num_near = len(train) - len(split.trained)
-        if num_near:
-            what = "copies of held-out images"
-            if labels.groups:
-                what = f"of groups that are held out ({listed(sorted({together[name] for name in val}), 3)})"
-            words.append(f"images to train on that are {what}, left out: {num_near} of {len(train)}")
-    else:
-        drawn = draw_share(labels.names, SHARE, seed, labels.classes, together)
-        if not drawn:  # all groups are larger
-            sizes = Counter(together.values())
-            smallest = min(sizes, key=lambda group: (sizes[group], group))
-            drawn = [name for name in labels.names if together[name] == smallest]
-        split = split_images(labels.names, together, drawn)
-        what = "a fifth"
-        if labels.groups:
-            held_out = sorted({together[name] for name in drawn})
-            what = f"{len(held_out)} whole groups ({listed(held_out, 3)})"
-        words = [f"held out, to measure on: {len(split.held_out)} of {len(labels.names)} images, {what}"]
-    if len(split.trained) < 2 or not split.held_out:
-        counts = f"{len(split.trained)} images to train on and {len(split.held_out)} held out"
-        raise UserError(f"{folder}: {counts}: label more")
-    return split, words

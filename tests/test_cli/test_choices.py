@@ -108,6 +108,14 @@ def test_images_of_all_kinds_are_found_in_all_folders_as_the_dataset_finds_them(
     assert len(chosen.labels.names) == 3
 
 
+def test_folders_for_tests_are_trained_on_and_a_line_says_so(photographs, tmp_path):
+    for part in ("train", "Test"):
+        (tmp_path / part).symlink_to(photographs)
+    words = choose(options(tmp_path)).words
+    assert any(line.startswith("folders `Test`: their images are trained on, too") for line in words)
+    assert not any("trained on, too" in line for line in choose(options(photographs)).words)
+
+
 def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(photographs, capsys):
     chosen = choose(options(photographs, "--arch", "tiny"))
     assert "no CLIP weights: could not download" in capsys.readouterr().out

@@ -20,14 +20,15 @@ from timm.data.constants import (
     OPENAI_CLIP_STD,
 )
 
-from mapet_mm.cli import choices
-from mapet_mm.cli.choices import choose, init_tokens, random_tokens, vocabulary
+from mapet_mm.cli import choices, token_choices
+from mapet_mm.cli.choices import choose
 from mapet_mm.cli.configs import pretraining_config, tokenizer_config
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.run_report import method_words
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.cli.starts import Start, take_start
+from mapet_mm.cli.token_choices import init_tokens, random_tokens, vocabulary
 from mapet_mm.datasets import StoredImages
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.models import MaPeTPretrainViT
@@ -55,7 +56,7 @@ def _offline(monkeypatch):
     def weights_file(*_, **__):
         raise TokenizerError("could not download")
 
-    monkeypatch.setattr(choices, "weights_file", weights_file)
+    monkeypatch.setattr(token_choices, "weights_file", weights_file)
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(pho
         "tokens: clusters of a random network's features, which know colours" in word for word in chosen.words
     )
     with pytest.raises(TokenizerError, match="could not download"):
-        choices.choose_tokens("clip", None)
+        token_choices.choose_tokens("clip", None)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_the_tokenizer_is_the_starts_or_else_clip_or_else_random(
     weights = photographs.parent / "deit.pth"
     torch.save(deit().state_dict(), weights)
     if has_clip:
-        monkeypatch.setattr(choices, "weights_file", lambda *_: "RN50.pt")
+        monkeypatch.setattr(token_choices, "weights_file", lambda *_: "RN50.pt")
     chosen = choose(options(photographs, *(["--init", str(weights)] if has_init else [])))
     assert chosen.tokens.words.startswith(tokenizer)
 
@@ -267,7 +268,7 @@ def test_a_start_takes_the_size_that_is_asked_for(photographs):
 
 def test_clip_is_asked_for_beside_a_start(photographs, monkeypatch):
     torch.save(deit().state_dict(), photographs.parent / "deit.pth")
-    monkeypatch.setattr(choices, "weights_file", lambda *_: "RN50.pt")
+    monkeypatch.setattr(token_choices, "weights_file", lambda *_: "RN50.pt")
     chosen = choose(
         options(photographs, "--init", str(photographs.parent / "deit.pth"), "--tokenizer", "clip")
     )
@@ -482,7 +483,7 @@ def test_what_was_decided_stays_and_nothing_else_is_said(photographs, planned, m
     assert "start: " in capsys.readouterr().out
     run = photographs.parent / "run"
     made = {path: path.stat().st_mtime_ns for path in run.iterdir()}
-    monkeypatch.setattr(choices, "weights_file", lambda *_: "RN50.pt")
+    monkeypatch.setattr(token_choices, "weights_file", lambda *_: "RN50.pt")
     (photographs.parent / "deit.pth").unlink()
     (photographs / "more.png").write_bytes((photographs / "a.jpg").read_bytes())
     pretrain(args)

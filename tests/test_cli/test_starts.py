@@ -22,10 +22,10 @@ from starts import OF_HUGGING_FACE, OF_TIMM, SIDE, save_hugging_face, save_timm
 
 from mapet_mm.cli import pretrain as command
 from mapet_mm.cli.change import SHARES
-from mapet_mm.cli.choices import init_tokens
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.start_models import training_side
 from mapet_mm.cli.starts import Start, take_start
+from mapet_mm.cli.token_choices import init_tokens
 from mapet_mm.engine.optimizers.layer_decay import Depths
 from mapet_mm.evaluation.models import load_model
 from mapet_mm.interop.description import Preparation

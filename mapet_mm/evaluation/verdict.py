@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int64
 from torch.nn import functional as F
 
 from mapet_mm.datasets.copies import first_copies
@@ -23,7 +24,7 @@ from mapet_mm.evaluation.protocols.classification import Hits, check_labels
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours, comparable, voters
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.regression import LowShot, fitted_scaler
-from mapet_mm.evaluation.tables import figure_text
+from mapet_mm.evaluation.tables import bootstrap, figure_text, mean_of_groups
 from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"
@@ -204,17 +205,36 @@ def knn_hits(evaluated: Evaluated) -> Hits:
 
 
 def measure_of(name: str, hits: Mapping[str, Hits], compared_with: str) -> Measure:
-    """A figure of each model, and the gain, if there is another model to compare with.
-
-    Both are resampled together: images that are easy or hard for both do not widen the gain's interval.
-    """
+    """A figure of each model, and the gain, if there is another model to compare with."""
     values = {model: own.figure for model, own in hits.items()}
     intervals = {model: own.interval for model, own in hits.items()}
     gain = None
     if compared_with in hits:
-        difference = hits[RESULT].less(hits[compared_with])
-        gain = Gain(difference.figure, difference.interval)
+        result, other = (hits[model].hits.mean(0) for model in (RESULT, compared_with))
+        gain = paired_gain(result, other, hits[RESULT].groups, hits[RESULT].averaged)
     return Measure(name, values, intervals, gain)
+
+
+def paired_gain(
+    result: Float[np.ndarray, " image"],
+    other: Float[np.ndarray, " image"],
+    groups: Int64[np.ndarray, " image"] | None = None,
+    classes: Int64[np.ndarray, " image"] | None = None,
+) -> Gain:
+    """The mean of the images' differences, with an interval by the bootstrap over images, or their groups.
+
+    Both models are resampled together: images that are easy or hard for both do not widen the interval.
+
+    Args:
+        result, other: 100 for an image that is classified right, 0 for others.
+        groups: number of each image's group.
+        classes: number of each image's class, for the mean over classes.
+    """
+    difference = result - other
+    if classes is None:
+        classes = np.zeros(len(difference), np.int64)
+    interval = bootstrap(mean_of_groups, difference, classes, groups=groups)
+    return Gain(mean_of_groups(difference, classes), interval)
 
 
 def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:

@@ -27,13 +27,9 @@ from mapet_mm.evaluation.verdict import (
     judge,
     labelled_measures,
     measure_of,
+    paired_gain,
     sentence_of,
 )
-
-
-def as_hits(by_image: np.ndarray, groups: np.ndarray | None = None) -> Hits:
-    """Of one scorer, and a figure over images."""
-    return Hits(by_image[None], np.zeros(len(by_image), int), groups)
 
 
 def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
@@ -45,7 +41,7 @@ def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
         easy = random.random(200)
         result = 100.0 * (easy < 0.75)
         other = np.where(random.random(200) < 0.1, 100.0 * (random.random(200) < 0.2), 100.0 * (easy < 0.70))
-        gain = measure_of("k-NN", {RESULT: as_hits(result), START: as_hits(other)}, START).gain
+        gain = paired_gain(result, other)
         low, high = gain.interval
         covered += low <= 75 - (0.9 * 70 + 0.1 * 20) <= high
         widths.append(high - low)
@@ -61,12 +57,13 @@ def test_a_gain_over_groups_has_the_interval_of_as_many_images():
     random = np.random.default_rng(0)
     result = 100.0 * (random.random(50) < 0.8)
     other = 100.0 * (random.random(50) < 0.5)
-    single = measure_of("k-NN", {RESULT: as_hits(result), START: as_hits(other)}, START)
     groups = np.arange(50).repeat(4)
-    hits = {name: as_hits(np.repeat(own, 4), groups) for name, own in ((RESULT, result), (START, other))}
+    hits = {}
+    for name, own in ((RESULT, result), (START, other)):
+        hits[name] = Hits(own.repeat(4)[None], np.zeros(200, int), groups)
     found = measure_of("k-NN", hits, START)
     assert found.gain.points == pytest.approx(result.mean() - other.mean())
-    assert found.gain.interval == pytest.approx(single.gain.interval)
+    assert found.gain.interval == pytest.approx(paired_gain(result, other).interval)
     assert found.intervals[START] == pytest.approx(bootstrap(np.mean, other))
 
 

@@ -177,10 +177,6 @@ class Hits(NamedTuple):
         """The figure's 95 %, over images or their groups."""
         return bootstrap(mean_of_groups, self.hits.mean(0), self.averaged, groups=self.groups)
 
-    def less(self, other: Hits) -> Hits:
-        """What these have more than others of the same images."""
-        return self._replace(hits=self.hits - other.hits)
-
 
 class Classification(Protocol):
     """A protocol that learns the classes of `train` and is tested on `val` and on further image sets."""

@@ -14,6 +14,7 @@ from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.cli.start_models import SIDE, grid_of
 from mapet_mm.cli.starts import GRID, PATCH, Start, take_start
 from mapet_mm.cli.token_choices import Tokens, Vocabulary, choose_tokens, vocabulary
+from mapet_mm.datasets.classes import TEST, TRAIN, VAL
 from mapet_mm.datasets.labels import Labels, find_images, labels_of
 from mapet_mm.datasets.look import Look, look, size_words
 from mapet_mm.datasets.pictures import Reading
@@ -21,8 +22,6 @@ from mapet_mm.datasets.tiles import tile_names
 from mapet_mm.structures.image_files import file_of
 from mapet_mm.utils.disk import GIGABYTE, free_bytes, require_room
 from mapet_mm.utils.errors import UserError, listed
-
-TESTS = ("val", "valid", "validation", "test", "testing")  # folders that others would measure on
 
 
 @dataclass
@@ -155,9 +154,9 @@ def training_images(args: PretrainOptions) -> tuple[list[str], list[str]]:
     words = [f"images: {len(names)}"]
     if left_out:
         words.append(f"other files, left out: {left_out}")
-    tests = {name.partition("/")[0] for name in names if "/" in name}
-    tests = [folder for folder in sorted(tests) if folder.lower() in TESTS]
-    if tests:
+    folders = sorted({name.partition("/")[0] for name in names if "/" in name})
+    tests = [folder for folder in folders if folder.lower() in (*VAL, *TEST)]
+    if tests and any(folder.lower() in TRAIN for folder in folders):
         words.append(
             f"folders {listed(tests, most=3)}: their images are trained on, too, and then no new ones for a "
             "test (name another folder to leave them out)"

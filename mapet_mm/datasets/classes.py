@@ -12,7 +12,10 @@ from mapet_mm.structures.image_files import file_of
 from mapet_mm.utils.errors import UserError, listed, reason_of
 
 # Folders that divide a data set and are no classes.
-SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+TRAIN = ("train", "training")
+VAL = ("val", "valid", "validation")
+TEST = ("test", "testing")
+SPLITS = {*TRAIN, *VAL, *TEST}
 NO_CLASSES = 0  # as a level of folders
 NAMED = 8  # classes that a line names
 # So many folders, each with so few images, may be patients, clips or slides.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mapet_mm.evaluation.features import TOKENS, Features
 from mapet_mm.evaluation.images import ImageSet
-from mapet_mm.evaluation.metrics.class_sizes import are_unequal, class_weights
+from mapet_mm.evaluation.metrics.class_sizes import class_weights
 from mapet_mm.evaluation.tables import Row
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.disk import GIGABYTE
@@ -59,9 +59,9 @@ class Evaluated:
 
         None where images count alike: those of other classes, or because `val` has `per_class=False`.
         """
-        sizes = self.features["train"].labels.bincount()
-        is_alike = self.images["val"].per_class is False or not are_unequal(sizes)
-        return None if is_alike else class_weights(sizes)
+        if self.images["val"].per_class is False:
+            return None
+        return class_weights(self.features["train"].labels.bincount())
 
     def is_per_class(self, name: str) -> bool:
         """True if a set's figures are means over its classes: as its config says, or for unequal ones.

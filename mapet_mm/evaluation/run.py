@@ -129,7 +129,7 @@ def plan(
             if "per_class" in section:
                 for image_set in images.values():
                     image_set.per_class = group in section["per_class"]
-            if not model.is_random:
+            if data.path and not model.is_random:  # a RUN's own images for tests are held out
                 say_seen(model.config, images)
             features = OpenFeatures(model, images, cache)
             protocols = choose_protocols(section.get("protocols"), names, every, images, features)

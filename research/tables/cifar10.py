@@ -140,7 +140,7 @@ def sensor(kind: str, words: str, channels: int = 3) -> Table:
         rows=[
             small.SCRATCH,
             plain_mapet("tokens of its own pictures", f"cifar10_{kind}", channels),
-            plain_mapet("tokens of the photographs in color", f"cifar10_{kind}_rgb", channels),
+            plain_mapet("tokens of the photographs in colour", f"cifar10_{kind}_rgb", channels),
         ],
         columns=[replace(column, options=options) for column in FROZEN_QUALITY],
         baseline="tokens of its own pictures",
@@ -157,7 +157,7 @@ ORDERS = Table(
         *(
             replace(
                 chosen("MaPeT"),
-                name=f"{order} tokens",
+                name=order,
                 options={small.RATE: CHOSEN["MaPeT"], **HALF, "model.order": order},
                 values=dict(method="ordered-mapet"),
             )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from mapet_mm.datasets.classes import TRAIN, VAL
 from mapet_mm.datasets.groups import draw_share
 from mapet_mm.datasets.labels import Labels, Split, split_images
 from mapet_mm.datasets.seen import WARNING, pretrained_on
@@ -13,8 +14,6 @@ from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.run_folder import Run
 
 SHARE = 0.2  # of the images, that is held out
-TRAIN = ("train", "training")
-VAL = ("val", "valid", "validation")
 # Images that are new to the pre-training are held out alone if there are so many, or such a share of all, and
 # some of each class of so many.
 NEW = 1000
@@ -29,7 +28,7 @@ def seen_images(run: Path, folder: Path, names: Sequence[str]) -> set[str]:
     return {name for name, path in path_of.items() if path in seen}
 
 
-def draw_held_out(
+def draw_fifth(
     labels: Labels, together: Mapping[str, str], seed: int, seen: Collection[str]
 ) -> tuple[list[str], str]:
     """Draw a fifth of each class, if enough images are new to the pre-training of these alone.
@@ -100,7 +99,7 @@ def split_labelled(
                 what = f"of groups that are held out ({listed(sorted({together[name] for name in val}), 3)})"
             words.append(f"images to train on that are {what}, left out: {num_near} of {len(train)}")
     else:
-        drawn, what = draw_held_out(labels, together, seed, seen)
+        drawn, what = draw_fifth(labels, together, seed, seen)
         split = split_images(labels.names, together, drawn)
         if labels.groups:
             held_out = sorted({together[name] for name in drawn})

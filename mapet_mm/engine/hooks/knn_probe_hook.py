@@ -24,7 +24,7 @@ from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, class_names
 from mapet_mm.engine.hooks.portable_checkpoint_hook import checkpoint_hook
-from mapet_mm.evaluation.metrics.class_sizes import are_unequal, class_weights
+from mapet_mm.evaluation.metrics.class_sizes import class_weights
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
 from mapet_mm.evaluation.tables import mean_of_groups
@@ -118,8 +118,8 @@ class KNNProbeHook(Hook):
         num_classes = 1 + max(int(label) for label in all_gather(largest))
         sizes = labels.bincount(minlength=num_classes)
         all_reduce(sizes)
-        is_per_class = are_unequal(sizes)
-        weights = class_weights(sizes) if is_per_class else None
+        weights = class_weights(sizes)
+        is_per_class = weights is not None
         known = zip(keys.split(COLUMNS), labels.split(COLUMNS), strict=True)
         predicted = knn_votes(queries, known, num_classes, self.k, self.temperature, weights).argmax(1)
         hits = 100 * (predicted == query_labels).double().cpu().numpy()

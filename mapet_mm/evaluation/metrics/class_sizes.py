@@ -24,15 +24,18 @@ def are_unequal(sizes: Int64[Tensor, " class"]) -> bool:
     return len(known) > 0 and bool(known.max() > MOST_TIMES * known.min())
 
 
-def class_weights(sizes: Int64[Tensor, " class"]) -> Float[Tensor, " class"]:
-    """What an image of each class counts, so that all classes count alike: 1 on average over the images.
+def class_weights(sizes: Int64[Tensor, " class"]) -> Float[Tensor, " class"] | None:
+    """What an image of each class counts, so that unequal classes count alike; None if images may.
 
-    These are the weights of scikit-learn's `class_weight="balanced"`. A class without images has weight 0.
+    These are the weights of scikit-learn's `class_weight="balanced"`, 1 on average over the images. A class
+    without images has weight 0.
 
     Examples:
-        >>> class_weights(torch.tensor([75, 25]))
-        tensor([0.6667, 2.0000])
+        >>> class_weights(torch.tensor([80, 20]))
+        tensor([0.6250, 2.5000])
     """
+    if not are_unequal(sizes):
+        return None
     has_images = sizes > 0
     alike = sizes.sum() / has_images.sum()
     return torch.where(has_images, alike / sizes.clamp(min=1), 0.0)

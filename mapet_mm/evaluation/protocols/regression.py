@@ -213,6 +213,7 @@ class LowShot(Classification):
         groups = evaluated.images["train"].groups
         if groups is not None:
             groups = groups.numpy()
+        balanced = evaluated.class_weights is not None
         scorers = []
         for seed in range(self.draws):
             images = draw(labels, share, seed, groups)
@@ -220,7 +221,6 @@ class LowShot(Classification):
             if images is None or (repeats and 1 in self.shots):
                 return []
             rows = scaler.transform(train.pooled(setting, images=torch.from_numpy(images)).numpy())
-            balanced = evaluated.class_weights is not None
             model = regression(rows, labels[images], strength=1.0, balanced=balanced)
             scorers.append(partial(scores_of, model, scaler, evaluated.num_classes, setting))
             if len(images) == len(train):  # all other draws are the same

@@ -30,6 +30,7 @@ from mapet_mm.utils.tables import Column, Table
 RESULT = "this pre-training"
 START = "its start"
 FEW = 20  # images or groups; of fewer, a bootstrapped interval is too narrow
+FEWEST_OF_CLASS = 5  # images, where each class counts as one; of 2 an interval covers 73 instead of 95 %
 FEWEST_GROUPS = 5  # to be tested, for a verdict by labels
 ALIKE = 0.01  # near-twins, such as neighbouring slices, have less than this share of the usual distance
 NOTED = 0.01  # share of the tested images with a near-twin, from which on it is said
@@ -75,6 +76,7 @@ class Verdict:
     sentence: str
     num_images: int  # that are measured on
     num_groups: int | None = None  # that these are in, if they are in groups
+    smallest_class: int | None = None  # images of it, where classes count alike
 
     def as_json(self) -> dict[str, Any]:
         """All of it, with the table."""
@@ -100,6 +102,8 @@ class Verdict:
             if self.num_groups is not None:
                 number, what = self.num_groups, "groups of images"
             notes.append(f"[low, high]: 95 % interval over the held-out {what}; that of a gain is paired.")
+            if self.smallest_class is not None and self.smallest_class < FEWEST_OF_CLASS:
+                number, what = self.smallest_class, "images of a class"
             if number < FEW:
                 notes.append(f"Of {number} {what} an interval is too narrow: do not rely on it.")
         return Table(columns, rows, notes)
@@ -156,7 +160,10 @@ def judge(
         measures.append(Measure("held-out token accuracy (%)", {RESULT: token_accuracy}))
     groups = images["val"].groups
     num_groups = None if groups is None else len(groups.unique())
-    return Verdict(compared_with, measures, sentence, len(images["val"]), num_groups)
+    smallest_class = None
+    if not reason and evaluated[RESULT].is_per_class("val"):
+        smallest_class = int(images["val"].labels.unique(return_counts=True)[1].min())
+    return Verdict(compared_with, measures, sentence, len(images["val"]), num_groups, smallest_class)
 
 
 def want_of_labels(images: Mapping[str, ImageSet]) -> str:

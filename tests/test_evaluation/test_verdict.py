@@ -186,6 +186,9 @@ def test_few_images_are_said_to_carry_no_interval():
     assert notes[19][-1].startswith("Of 19 images an interval is too narrow")
     in_groups = Verdict(RANDOM, measures, "", 400, num_groups=16).table.notes
     assert in_groups[-1].startswith("Of 16 groups of images an interval is too narrow")
+    of_class = {few: Verdict(RANDOM, measures, "", 400, smallest_class=few).table.notes for few in (4, 5)}
+    assert of_class[5] == of_class[4][:-1]
+    assert of_class[4][-1].startswith("Of 4 images of a class an interval is too narrow")
 
 
 def test_near_twins_among_the_voters_are_said(models, tmp_path):
@@ -256,6 +259,15 @@ def test_a_gain_in_a_rare_class_is_seen():
     assert knn.values[RANDOM] == pytest.approx(50, abs=15)
     assert knn.gain.points == pytest.approx(knn.values[RESULT] - knn.values[RANDOM])
     assert knn.gain.interval[0] > 0
+
+
+def test_few_tested_images_of_a_class_that_counts_as_much_as_others_are_said(models, tmp_path):
+    for model, images in models.values():
+        for part, number in (("train", 5), ("val", 3)):
+            labels = images[part].labels
+            labels = torch.where(torch.arange(len(labels)) < number, 0, labels.clamp(min=1))
+            images[part].labels = verdict.take_features(model, images[part], None).labels = labels
+    assert judge(models, tmp_path).smallest_class == 3
 
 
 def test_a_model_gains_nothing_over_itself():

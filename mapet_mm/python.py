@@ -164,7 +164,7 @@ def evaluate(
         if said[name] is not None:
             said[name] = Option(kind, "").read(name, said[name])
     asked = Data(_as_text(data), _as_text(labels), workers=workers, **said)
-    config, asked = with_other_classes(loaded.config, os.fspath(model), asked)
+    config, asked = with_other_classes(loaded.config, os.fspath(model), asked, Path(cache))
     loaded = replace(loaded, config=config)
     (rows,) = evaluate_models({loaded.name: loaded}, asked, Path(cache), protocols, every).values()
     return Rows(rows)

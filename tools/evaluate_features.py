@@ -125,7 +125,7 @@ def main() -> None:
             print_once("the same network with random weights takes its features, too (without: --no-random)")
             loaded.append(twin)
     data = Data(args.data, args.labels, args.class_level, args.groups, args.workers, args.tiles)
-    config, data = with_other_classes(loaded[0].config, args.model, data)
+    config, data = with_other_classes(loaded[0].config, args.model, data, args.cache)
     loaded[0] = replace(loaded[0], config=config)
     columns: dict[str, Model] = {}
     for model in loaded:

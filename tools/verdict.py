@@ -103,7 +103,7 @@ def main() -> None:
 
     result = load_model(args.model, args.checkpoint)
     asked = Data(args.data, args.labels, args.class_level, args.groups, args.workers)
-    declared, asked = with_other_classes(result.config, args.model, asked)
+    declared, asked = with_other_classes(result.config, args.model, asked, args.cache)
     loaded = {RESULT: result}
     start = load_model(*args.start) if args.start else load_model(PRETRAINING if run else args.model)
     # A RUN that kept nothing of the change of its start is judged as well.

@@ -29,13 +29,11 @@ from mapet_mm.utils.config import type_name
 from mapet_mm.utils.run_folder import (
     CODEBOOK,
     EXPORTS,
-    GROUPS,
     HELD_OUT,
     IMAGES,
     INIT,
     PRETRAINING,
     STORED,
-    TESTED,
     TOKENIZER,
     TOKENS,
     TRAINED,
@@ -314,7 +312,7 @@ def leave_out(cfg: Config, run: Run, square: Sequence[Mapping[str, Any]]) -> Non
 
     # The images of the verdict, and k-NN on some of them during the training.
     read = dict(dataset, pipeline=[*square, dict(type="PackInputs")])
-    sets = image_sets(dict(options, dataset=read), run, (VOTING, TESTED), GROUPS)
+    sets = image_sets(dict(options, dataset=read), run.folder)
     cfg[SECTION] = sets
     num_voting = len(read_lines(run / VOTING))
     if num_voting:

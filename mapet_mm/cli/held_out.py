@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,11 @@ from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.dist import print_once
+from mapet_mm.utils.identity import digest
 from mapet_mm.utils.run_folder import (
     BEST,
     GROUPS,
     HELD_OUT,
-    OTHER_GROUPS,
-    OTHER_TESTED,
-    OTHER_VOTING,
     TESTED,
     TRAINED,
     VOTING,
@@ -70,7 +69,7 @@ def write_lists(args: PretrainOptions, labels: Labels) -> str:
     voters = distinct.intersection(split.trained)
     trained_on = {original[name] for name in split.trained}  # where groups part copies
     testable = [name for name in drawn if name not in trained_on]
-    chosen = write_verdict_lists(args.run, (VOTING, TESTED), labels, voters, testable, args.epochs, args.seed)
+    chosen = write_verdict_lists(args.run.folder, labels, voters, testable, args.epochs, args.seed)
     if read_lines(args.run / VOTING):
         require_scikit_learn()  # which the verdict takes, after the training
 
@@ -102,8 +101,7 @@ def draw_held_out(names: Collection[str], labels: Labels, seed: int) -> list[str
 
 
 def write_verdict_lists(
-    run: Run,
-    files: tuple[str, str],
+    folder: Path,
     labels: Labels,
     voters: Collection[str],
     testable: Sequence[str],
@@ -118,8 +116,7 @@ def write_verdict_lists(
     Where only some are taken, each group has its turn.
 
     Args:
-        run: the folder.
-        files: names of the two lists, of the images that vote and of those that are tested.
+        folder: where they are written.
         labels: of the images.
         voters: names of images that can vote.
         testable: names of images that can be tested, in random order.
@@ -142,15 +139,14 @@ def write_verdict_lists(
         reason = want_of_voters(len(voting), len(voted), with_class, labels)
         if not reason:
             numbers = {name: number for number, name in enumerate(sorted(set(labels.classes.values())))}
-            for file, listed in zip(files, (voting, with_class), strict=True):
-                write_lines(
-                    run / file, [f"{name} {numbers[labels.classes[name]]}" for name in sorted(listed)]
-                )
+            for file, listed in ((VOTING, voting), (TESTED, with_class)):
+                lines = [f"{name} {numbers[labels.classes[name]]}" for name in sorted(listed)]
+                write_lines(folder / file, lines)
             k = suiting_k(len(voting))
             return f"{len(with_class)} of them tested, {len(voting)} others vote (k = {k})"
         words += f", because {reason}"
-    for file, listed in zip(files, ([], tested), strict=True):
-        write_lines(run / file, sorted(listed))
+    for file, listed in ((VOTING, []), (TESTED, tested)):
+        write_lines(folder / file, sorted(listed))
     return words
 
 
@@ -175,37 +171,39 @@ def voting_images(names: Collection[str], labels: Labels, most: int, seed: int) 
     return [name for *_, name in sorted(ranked)[:most]]
 
 
-def image_sets(
-    loader: Mapping[str, Any], run: Run, files: tuple[str, str], groups: str
-) -> dict[str, dict[str, Any]]:
-    """The image sets of a verdict's two lists in RUN, of which the first is empty without labels.
+def image_sets(loader: Mapping[str, Any], folder: Path, written: str = "") -> dict[str, dict[str, Any]]:
+    """The image sets of a verdict's two lists, of which the first is empty without labels.
 
     Their groups are in a third file, if it is there.
+
+    Args:
+        loader: of both.
+        folder: that has the lists.
+        written: what the config writes before their names; RUN's own lie beside its configs.
     """
-    voting, tested = files
-    has_classes = bool((run / voting).read_text())
-    sets = {"train": voting, "val": tested} if has_classes else {"val": tested}
+    has_classes = bool((folder / VOTING).read_text())
+    sets = {"train": VOTING, "val": TESTED} if has_classes else {"val": TESTED}
     made: dict[str, Any] = {}
     for name, file in sets.items():
-        dataset = dict(loader["dataset"], ann_file=file, with_label=has_classes)
-        if (run / groups).exists():
-            dataset["groups"] = groups
+        dataset = dict(loader["dataset"], ann_file=written + file, with_label=has_classes)
+        if (folder / GROUPS).exists():
+            dataset["groups"] = written + GROUPS
         made[name] = dict(loader, dataset=dataset)
     if not has_classes:
         made["view"] = dict(type="RandomFlip", prob=1.0)
     return made
 
 
-def with_other_classes(cfg: Config, model: str, data: Data) -> tuple[Config, Data]:
+def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tuple[Config, Data]:
     """The config of a RUN with classes or groups of its held-out images that its pre-training did not take.
 
-    Writes their lists into RUN, where the next evaluation with other ones replaces them. Of groups with
-    images on both sides, half are tested, and the others vote.
+    Of groups with images on both sides, half are tested, and the others vote.
 
     Args:
         cfg: of the model.
         model: RUN; or another model, whose config stays as it is.
         data: what is asked for; of images that are named in it, these are the classes then.
+        cache: folder of the features, where their lists are written, too.
 
     Returns:
         The config, and what is asked for beside it.
@@ -223,9 +221,13 @@ def with_other_classes(cfg: Config, model: str, data: Data) -> tuple[Config, Dat
     about = labels.about
     seed = cfg.randomness.seed
     (testable,) = shuffled_classes(held_out, None, seed)
-    (run / OTHER_GROUPS).unlink(missing_ok=True)
+    # One for each question, because several may be asked at once.
+    asked = [os.path.realpath(run), data.labels, data.class_level, groups]
+    folder = cache.absolute() / f"lists-{digest(list(map(str, asked)))[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / GROUPS).unlink(missing_ok=True)
     if labels.groups:
-        write_groups(run / OTHER_GROUPS, labels)
+        write_groups(folder / GROUPS, labels)
         group_of = labels.groups
         on_both_sides = {group_of[name] for name in trained} & {group_of[name] for name in held_out}
         divided = [name for name in trained if group_of[name] in on_both_sides]
@@ -237,15 +239,13 @@ def with_other_classes(cfg: Config, model: str, data: Data) -> tuple[Config, Dat
             about += (
                 f"; {len(on_both_sides)} have images that were trained on, and {len(voting)} of them vote"
             )
-    files = (OTHER_VOTING, OTHER_TESTED)
-    epochs = cfg.train_cfg.max_epochs
-    chosen = write_verdict_lists(run, files, labels, trained, testable, epochs, seed)
-    drop_skipped(run, *files)
+    chosen = write_verdict_lists(folder, labels, trained, testable, cfg.train_cfg.max_epochs, seed)
+    drop_skipped(run, folder / VOTING, folder / TESTED)
     print_once(f"{chosen}; {about}")
     loader = cfg[SECTION].val.to_dict()
     loader["dataset"]["type"] = "mapet_mm.ImageFolder"
     loader["dataset"].pop("groups", None)
-    cfg[SECTION] = image_sets(loader, run, files, OTHER_GROUPS)
+    cfg[SECTION] = image_sets(loader, folder, f"{folder}/")
     return cfg, replace(data, labels=None, class_level=None, groups=None)
 
 
@@ -257,10 +257,14 @@ def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:
     return "These weights were chosen by k-NN on images that are tested here, so their figures are too good."
 
 
-def drop_skipped(run: Run, voting: str = VOTING, tested: str = TESTED) -> None:
+def drop_skipped(run: Run, voting: str | Path = VOTING, tested: str | Path = TESTED) -> None:
     """Leave the images out of the verdict's lists that RUN's store skipped: they cannot be decoded.
 
     Images of a class that then has none to vote are not tested.
+
+    Args:
+        run: has the store.
+        voting, tested: the lists: names in RUN, or files elsewhere.
     """
     skipped = TokenStore.open(run.store).skipped
     listed = {file: read_lines(run / file) for file in (voting, tested)}

@@ -27,10 +27,6 @@ HELD_OUT = "held_out.txt"  # the others
 VOTING = "verdict_train.txt"
 TESTED = "verdict_val.txt"
 GROUPS = "groups.txt"  # of all images, in lines `name<tab>group`, if there are any
-# Lists of other classes than the pre-training's.
-OTHER_VOTING = "verdict_train_other.txt"
-OTHER_TESTED = "verdict_val_other.txt"
-OTHER_GROUPS = "groups_other.txt"
 BEST = "best_knn.pth"  # beside the training's checkpoints: the weights of its best k-NN probe
 CHOOSING = "verdict_choose.txt"  # held-out images that choose how much of a start's change is kept
 VERDICT = "verdict.json"

@@ -25,7 +25,7 @@ from mapet_mm.datasets.labels import Labels, labels_of
 from mapet_mm.evaluation.images import Data
 from mapet_mm.structures import TokenStore
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.run_folder import HELD_OUT, OTHER_TESTED, OTHER_VOTING, TESTED, TRAINED, VOTING, Run
+from mapet_mm.utils.run_folder import HELD_OUT, TESTED, TRAINED, VOTING, Run
 
 COUNTS = {"a": 100, "b c": 40, "d": 3}
 
@@ -335,14 +335,17 @@ def test_a_verdict_may_take_groups_that_the_pre_training_did_not(tmp_path, capsy
     cfg = Config(dict(evaluation=dict(val=loader), train_cfg=dict(max_epochs=300), randomness=dict(seed=0)))
     asked = Data(labels=tmp_path / "labels.txt", groups="1", workers=3)
     of_others = replace(asked, path="photographs")
-    assert with_other_classes(cfg, str(tmp_path), of_others) == (cfg, of_others)
-    cfg, left = with_other_classes(cfg, str(tmp_path), asked)
+    cache = tmp_path / "cache"
+    assert with_other_classes(cfg, str(tmp_path), of_others, cache) == (cfg, of_others)
+    cfg, left = with_other_classes(cfg, str(tmp_path), asked, cache)
     assert left == Data(workers=3)
     voting, tested = (
-        patients((tmp_path / file).read_text().splitlines()) for file in (OTHER_VOTING, OTHER_TESTED)
+        patients(Path(cfg.evaluation[name].dataset.ann_file).read_text().splitlines())
+        for name in ("train", "val")
     )
     assert (len(voting), len(tested), voting & tested) == (20, 20, set())
-    assert cfg.evaluation.val.dataset.groups == "groups_other.txt"
+    assert Path(cfg.evaluation.val.dataset.groups).read_text().count("\n") == len(SLICES) - 1
+    assert not (tmp_path / "groups.txt").exists()
     assert "40 have images that were trained on, and 20 of them vote" in capsys.readouterr().out
 
 
@@ -359,11 +362,10 @@ def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
     cfg = Config(dict(train_dataloader=loader, train_cfg=training, custom_hooks=[], randomness=dict(seed=0)))
     leave_out(cfg, Run(tmp_path), steps[:1])
     assert set(cfg.evaluation) == {"val", "view"}
-    cfg, _ = with_other_classes(cfg, str(tmp_path), Data(labels=tmp_path / "labels.txt"))
-    listed = {name: one.dataset.ann_file for name, one in cfg.evaluation.items()}
-    assert listed == {"train": OTHER_VOTING, "val": OTHER_TESTED}
-    for file, whole in ((OTHER_VOTING, "train.txt"), (OTHER_TESTED, "held_out.txt")):
-        lines = (tmp_path / file).read_text().splitlines()
+    cfg, _ = with_other_classes(cfg, str(tmp_path), Data(labels=tmp_path / "labels.txt"), tmp_path / "cache")
+    assert set(cfg.evaluation) == {"train", "val"}
+    for name, whole in (("train", "train.txt"), ("val", "held_out.txt")):
+        lines = Path(cfg.evaluation[name].dataset.ann_file).read_text().splitlines()
         assert {line.rpartition(" ")[0] for line in lines} == set(before[whole])
         assert all(int(line.rpartition(" ")[0][-5]) % 2 == int(line[-1]) for line in lines)
     assert (tmp_path / "verdict_val.txt").read_text().splitlines() == before["verdict_val.txt"]

@@ -212,8 +212,10 @@ def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tupl
     is_asked = any(source is not None for source in (data.labels, data.class_level, data.groups))
     if not is_asked or data.path is not None or not (run / TESTED).is_file():
         return cfg, data
-    trained = read_lines(run / TRAINED)
-    held_out = read_lines(run / HELD_OUT)
+    skipped = TokenStore.open(run.store).skipped  # they cannot be decoded
+    trained, held_out = (
+        [name for name in read_lines(run / file) if name not in skipped] for file in (TRAINED, HELD_OUT)
+    )
     groups = data.groups
     if groups is None and (run / GROUPS).exists():
         groups = str(run / GROUPS)
@@ -222,11 +224,12 @@ def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tupl
     seed = cfg.randomness.seed
     (testable,) = shuffled_classes(held_out, None, seed)
     # One for each question, because several may be asked at once.
-    asked = [os.path.realpath(run), data.labels, data.class_level, groups]
-    folder = cache.absolute() / f"lists-{digest(list(map(str, asked)))[:16]}"
+    question = [os.path.realpath(run), data.labels, data.class_level, groups]
+    folder = cache.absolute() / f"lists-{digest(list(map(str, question)))[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / GROUPS).unlink(missing_ok=True)
-    if labels.groups:
+    if not labels.groups:
+        (folder / GROUPS).unlink(missing_ok=True)
+    else:
         write_groups(folder / GROUPS, labels)
         group_of = labels.groups
         on_both_sides = {group_of[name] for name in trained} & {group_of[name] for name in held_out}
@@ -240,7 +243,6 @@ def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tupl
                 f"; {len(on_both_sides)} have images that were trained on, and {len(voting)} of them vote"
             )
     chosen = write_verdict_lists(folder, labels, trained, testable, cfg.train_cfg.max_epochs, seed)
-    drop_skipped(run, folder / VOTING, folder / TESTED)
     print_once(f"{chosen}; {about}")
     loader = cfg[SECTION].val.to_dict()
     loader["dataset"]["type"] = "mapet_mm.ImageFolder"
@@ -257,14 +259,10 @@ def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:
     return "These weights were chosen by k-NN on images that are tested here, so their figures are too good."
 
 
-def drop_skipped(run: Run, voting: str | Path = VOTING, tested: str | Path = TESTED) -> None:
+def drop_skipped(run: Run, voting: str = VOTING, tested: str = TESTED) -> None:
     """Leave the images out of the verdict's lists that RUN's store skipped: they cannot be decoded.
 
     Images of a class that then has none to vote are not tested.
-
-    Args:
-        run: has the store.
-        voting, tested: the lists: names in RUN, or files elsewhere.
     """
     skipped = TokenStore.open(run.store).skipped
     listed = {file: read_lines(run / file) for file in (voting, tested)}

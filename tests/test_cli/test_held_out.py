@@ -353,7 +353,9 @@ def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
     """Voters are trained on and tested images held out, as ever; the config's own lists stay."""
     before = lists(tmp_path, class_level=0)
     assert not before["verdict_train.txt"]
-    TokenStore.create(tmp_path / "tokens", NAMES, (1, 1), 8, "digest").write([], np.empty((0, 1, 1), int))
+    broken = {NAMES.index(before[file][0]): "broken" for file in ("train.txt", "held_out.txt")}
+    store = TokenStore.create(tmp_path / "tokens", NAMES, (1, 1), 8, "digest")
+    store.write([], np.empty((0, 1, 1), int), broken)
     (tmp_path / "labels.txt").write_text("".join(f"{name}\t{int(name[-5]) % 2}\n" for name in NAMES))
     steps = [dict(type="LoadImageFromFile"), dict(type="PackInputs")]
     dataset = dict(type="CustomDataset", ann_file="images.txt", with_label=False, pipeline=steps)
@@ -366,7 +368,7 @@ def test_a_verdict_may_take_other_classes_than_the_pre_training(tmp_path):
     assert set(cfg.evaluation) == {"train", "val"}
     for name, whole in (("train", "train.txt"), ("val", "held_out.txt")):
         lines = Path(cfg.evaluation[name].dataset.ann_file).read_text().splitlines()
-        assert {line.rpartition(" ")[0] for line in lines} == set(before[whole])
+        assert {line.rpartition(" ")[0] for line in lines} == set(before[whole][1:])
         assert all(int(line.rpartition(" ")[0][-5]) % 2 == int(line[-1]) for line in lines)
     assert (tmp_path / "verdict_val.txt").read_text().splitlines() == before["verdict_val.txt"]
 

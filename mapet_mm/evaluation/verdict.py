@@ -169,8 +169,11 @@ def judge(
 def want_of_labels(images: Mapping[str, ImageSet]) -> str:
     """Why nothing can be measured by labels; empty if there are enough to learn from and to be tested on."""
     groups = images["val"].groups
-    if groups is not None and len(groups.unique()) < FEWEST_GROUPS:
-        return f"because {len(groups.unique())} groups to test are too few"
+    num_groups = FEWEST_GROUPS if groups is None else len(groups.unique())
+    if num_groups == 1:
+        return "because one group to test is too few"
+    if num_groups < FEWEST_GROUPS:
+        return f"because {num_groups} groups to test are too few"
     if any(name not in images or images[name].labels is None for name in ("train", "val")):
         return "for want of labels"
     num_voters = len(images["train"].labels)

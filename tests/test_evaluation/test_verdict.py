@@ -245,6 +245,9 @@ def test_too_few_groups_to_test_give_no_figure_by_labels(models, tmp_path):
         images["val"].groups = torch.arange(400) % 4
         images["train"].labels = None  # so does `pretrain` then
     assert "because 4 groups to test are too few" in judge(models, tmp_path).sentence
+    for _, images in models.values():
+        images["val"].groups = torch.zeros(400, dtype=torch.int64)
+    assert "because one group to test is too few" in judge(models, tmp_path).sentence
 
 
 def test_a_gain_in_a_rare_class_is_seen():

@@ -224,8 +224,10 @@ def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tupl
     seed = cfg.randomness.seed
     (testable,) = shuffled_classes(held_out, None, seed)
     # One for each question, because several may be asked at once.
-    question = [os.path.realpath(run), data.labels, data.class_level, groups]
-    folder = cache.absolute() / f"lists-{digest(list(map(str, question)))[:16]}"
+    question = [str(data.class_level)]
+    for source in (run, data.labels, groups):  # wherever one stands
+        question.append(os.path.realpath(source) if source and os.path.exists(source) else str(source))
+    folder = cache.absolute() / f"lists-{digest(question)[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     if not labels.groups:
         (folder / GROUPS).unlink(missing_ok=True)

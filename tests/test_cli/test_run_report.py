@@ -195,7 +195,8 @@ def test_other_classes_are_judged_without_another_training(run, monkeypatch, cap
     assert "2 classes (`even`, `odd`), of " in printed
     assert "6 of them tested, 54 others vote (k = 5)" in printed
     assert "k-NN" in printed
-    tested = (run / "verdict_val_other.txt").read_text().split("\n")
+    (listed,) = (run / "features").glob("lists-*/verdict_val.txt")
+    tested = listed.read_text().split("\n")
     assert len(tested) == 6
     assert all(int(re.findall(r"[0-9]+", line)[-2]) % 2 == int(line[-1]) for line in tested)
     assert (run / "verdict_val.txt").read_text() == before

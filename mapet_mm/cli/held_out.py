@@ -223,13 +223,8 @@ def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tupl
     about = labels.about
     seed = cfg.randomness.seed
     (testable,) = shuffled_classes(held_out, None, seed)
-    # One for each question, because several may be asked at once.
-    question = [str(data.class_level)]
-    for source in (run, data.labels, groups):  # wherever one stands
-        question.append(os.path.realpath(source) if source and os.path.exists(source) else str(source))
-    folder = cache.absolute() / f"lists-{digest(question)[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not labels.groups:
+    folder = folder_of_lists(cache, run, data.labels, data.class_level, groups)
+    if not labels.groups:  # but perhaps before RUN was made anew
         (folder / GROUPS).unlink(missing_ok=True)
     else:
         write_groups(folder / GROUPS, labels)
@@ -251,6 +246,19 @@ def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tupl
     loader["dataset"].pop("groups", None)
     cfg[SECTION] = image_sets(loader, folder, f"{folder}/")
     return cfg, replace(data, labels=None, class_level=None, groups=None)
+
+
+def folder_of_lists(cache: Path, *question: Any) -> Path:
+    """The folder of one question's lists, the same from wherever it is asked: several may be asked at once.
+
+    Args:
+        cache: folder of the features.
+        *question: the files and other words that it is asked by.
+    """
+    words = [os.path.realpath(word) if os.path.exists(word) else word for word in map(str, question)]
+    folder = cache.absolute() / f"lists-{digest(words)[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:

@@ -149,7 +149,7 @@ def evaluate(
     """
     from mapet_mm.cli.command_options import Option
     from mapet_mm.cli.data_options import CLASS_LEVEL, GROUPS, TILES
-    from mapet_mm.cli.held_out import with_other_classes
+    from mapet_mm.cli.other_classes import with_other_classes
     from mapet_mm.evaluation.folders import pictures_in_numbers
     from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import load_model

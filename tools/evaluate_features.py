@@ -94,7 +94,8 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    from mapet_mm.cli.held_out import choice_words, with_other_classes
+    from mapet_mm.cli.held_out import choice_words
+    from mapet_mm.cli.other_classes import with_other_classes
     from mapet_mm.evaluation.folders import pictures_in_numbers
     from mapet_mm.evaluation.images import Data
     from mapet_mm.evaluation.models import find_model, random_twin

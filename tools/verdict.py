@@ -76,7 +76,8 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    from mapet_mm.cli.held_out import choice_words, drop_skipped, with_other_classes
+    from mapet_mm.cli.held_out import choice_words, drop_skipped
+    from mapet_mm.cli.other_classes import with_other_classes
     from mapet_mm.cli.run_report import method_words, report_of_run
     from mapet_mm.evaluation.image_sets import DeclaredSets
     from mapet_mm.evaluation.images import Data

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
-
 from mapet_mm.cli.options import PretrainOptions
 from mapet_mm.datasets.groups import draw_share, groups_in_turn, shuffled_classes
-from mapet_mm.datasets.labels import Labels, labels_of, split_images
-from mapet_mm.evaluation.image_sets import SECTION
-from mapet_mm.evaluation.images import Data
+from mapet_mm.datasets.labels import Labels, split_images
 from mapet_mm.evaluation.metrics.neighbours import NEIGHBOURS, SHOTS, suiting_k, too_few_voters
 from mapet_mm.evaluation.protocols.regression import require_scikit_learn
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.names import read_lines
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.identity import digest
 from mapet_mm.utils.run_folder import (
     BEST,
     GROUPS,
@@ -192,73 +184,6 @@ def image_sets(loader: Mapping[str, Any], folder: Path, written: str = "") -> di
     if not has_classes:
         made["view"] = dict(type="RandomFlip", prob=1.0)
     return made
-
-
-def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tuple[Config, Data]:
-    """The config of a RUN with classes or groups of its held-out images that its pre-training did not take.
-
-    Of groups with images on both sides, half are tested, and the others vote.
-
-    Args:
-        cfg: of the model.
-        model: RUN; or another model, whose config stays as it is.
-        data: what is asked for; of images that are named in it, these are the classes then.
-        cache: folder of the features, where their lists are written, too.
-
-    Returns:
-        The config, and what is asked for beside it.
-    """
-    run = Run(Path(model))
-    is_asked = any(source is not None for source in (data.labels, data.class_level, data.groups))
-    if not is_asked or data.path is not None or not (run / TESTED).is_file():
-        return cfg, data
-    skipped = TokenStore.open(run.store).skipped  # they cannot be decoded
-    trained, held_out = (
-        [name for name in read_lines(run / file) if name not in skipped] for file in (TRAINED, HELD_OUT)
-    )
-    groups = data.groups
-    if groups is None and (run / GROUPS).exists():
-        groups = str(run / GROUPS)
-    labels = labels_of([*trained, *held_out], data.labels, data.class_level, groups)
-    about = labels.about
-    seed = cfg.randomness.seed
-    (testable,) = shuffled_classes(held_out, None, seed)
-    folder = folder_of_lists(cache, run, data.labels, data.class_level, groups)
-    if not labels.groups:  # but perhaps before RUN was made anew
-        (folder / GROUPS).unlink(missing_ok=True)
-    else:
-        write_groups(folder / GROUPS, labels)
-        group_of = labels.groups
-        on_both_sides = {group_of[name] for name in trained} & {group_of[name] for name in held_out}
-        divided = [name for name in trained if group_of[name] in on_both_sides]
-        tested = {group_of[name] for name in draw_share(divided, 0.5, seed, labels.classes, group_of)}
-        voting = on_both_sides - tested
-        trained = [name for name in trained if group_of[name] not in tested]
-        testable = [name for name in testable if group_of[name] not in voting]
-        if on_both_sides:
-            about += (
-                f"; {len(on_both_sides)} have images that were trained on, and {len(voting)} of them vote"
-            )
-    chosen = write_verdict_lists(folder, labels, trained, testable, cfg.train_cfg.max_epochs, seed)
-    print_once(f"{chosen}; {about}")
-    loader = cfg[SECTION].val.to_dict()
-    loader["dataset"]["type"] = "mapet_mm.ImageFolder"
-    loader["dataset"].pop("groups", None)
-    cfg[SECTION] = image_sets(loader, folder, f"{folder}/")
-    return cfg, replace(data, labels=None, class_level=None, groups=None)
-
-
-def folder_of_lists(cache: Path, *question: Any) -> Path:
-    """The folder of one question's lists, the same from wherever it is asked: several may be asked at once.
-
-    Args:
-        cache: folder of the features.
-        *question: the files and other words that it is asked by.
-    """
-    words = [os.path.realpath(word) if os.path.exists(word) else word for word in map(str, question)]
-    folder = cache.absolute() / f"lists-{digest(words)[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:

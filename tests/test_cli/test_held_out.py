@@ -17,10 +17,10 @@ from mapet_mm.cli.held_out import (
     draw_held_out,
     drop_skipped,
     voting_images,
-    with_other_classes,
     write_lists,
 )
 from mapet_mm.cli.options import PretrainOptions
+from mapet_mm.cli.other_classes import with_other_classes
 from mapet_mm.datasets.labels import Labels, labels_of
 from mapet_mm.evaluation.images import Data
 from mapet_mm.structures import TokenStore

@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int64
-from torch.nn import functional as F
 
-from mapet_mm.datasets.copies import first_copies
 from mapet_mm.evaluation.extraction import require_few_left_out, take_features
 from mapet_mm.evaluation.images import ImageSet
-from mapet_mm.evaluation.metrics.neighbours import SHOTS, nearest, suiting_k, too_few_voters
+from mapet_mm.evaluation.metrics.neighbours import SHOTS, suiting_k, too_few_voters
 from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Model
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.classification import Hits, check_labels
-from mapet_mm.evaluation.protocols.knn import NearestNeighbours, comparable, voters
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.regression import LowShot, fitted_scaler
 from mapet_mm.evaluation.tables import bootstrap, figure_text, mean_of_groups
+from mapet_mm.evaluation.twins import twins_sentence
 from mapet_mm.utils.tables import Column, Table
 
 RESULT = "this pre-training"
@@ -32,8 +31,6 @@ START = "its start"
 FEW = 20  # images or groups; of fewer, a bootstrapped interval is too narrow
 FEWEST_OF_CLASS = 5  # images, where each class counts as one; of 2 an interval covers 73 instead of 95 %
 FEWEST_GROUPS = 5  # to be tested, for a verdict by labels
-ALIKE = 0.01  # near-twins, such as neighbouring slices, have less than this share of the usual distance
-NOTED = 0.01  # share of the tested images with a near-twin, from which on it is said
 Interval = tuple[float, float]
 
 
@@ -153,7 +150,7 @@ def judge(
     else:
         measures = labelled_measures(evaluated, compared_with)
         sentence = sentence_of(measures[0].gain, compared_with)
-        about_twins = twins_sentence(evaluated)
+        about_twins = twins_sentence(evaluated[RESULT], evaluated.get(START))
         if about_twins:
             sentence = f"{sentence} {about_twins}"
     if token_accuracy is not None:
@@ -245,45 +242,6 @@ def paired_gain(
         classes = np.zeros(len(difference), np.int64)
     interval = bootstrap(mean_of_groups, difference, classes, groups=groups)
     return Gain(mean_of_groups(difference, classes), interval)
-
-
-def twins_sentence(evaluated: Mapping[str, Evaluated]) -> str:
-    """How many tested images have a near-twin among those that vote; empty for few, or where groups are said.
-
-    The start's features tell; random ones know no twins, so that without a start copies of files alone count.
-    """
-    if evaluated[RESULT].images["val"].groups is not None:
-        return ""
-    if START in evaluated:
-        share = share_of_twins(evaluated[START])
-        kind = "near-twin among the voters (in the start's features under 1 % of the usual distance)"
-    else:
-        images = evaluated[RESULT].images
-        voters = [images["train"].path(index) for index in range(len(images["train"]))]
-        tested = [images["val"].path(index) for index in range(len(images["val"]))]
-        first = first_copies(voters + tested)
-        share = np.mean([index < len(voters) for index in first[len(voters) :]])
-        kind = "copy among the voters"
-    if share < NOTED:
-        return ""
-    return f"{100 * share:.0f} % of the tested images have a {kind}: name --groups."
-
-
-def share_of_twins(evaluated: Evaluated) -> float:
-    """The share of the tested images with a voter at less than a hundredth of the usual distance.
-
-    Distances are 1 - cosine. The share is 0 of features in which most images are alike, whatever they show.
-    """
-    train = evaluated.features["train"]
-    setting = train.settings[-1]
-    queries = comparable(evaluated.features["val"].pooled(setting).to(evaluated.device), setting)
-    queries = F.normalize(queries, dim=1)
-    usual = 1 - (queries * queries.flip(0)).sum(1).median()
-    if usual < ALIKE:
-        return 0.0
-    keys = ((F.normalize(features, dim=1), labels) for features, labels in voters(train, setting))
-    similarity, _ = nearest(queries, keys, k=1)
-    return float((1 - similarity[:, 0] < ALIKE * usual).float().mean())
 
 
 def sentence_of(gain: Gain, compared_with: str, figure: str = "k-NN") -> str:

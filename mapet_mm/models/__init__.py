@@ -1,7 +1,8 @@
 """Models: backbones, heads, necks, algorithms and target generators."""
 
-from mapet_mm.models.backbones.timm_vit import MaPeTPretrainTIMM, TIMMViT
+from mapet_mm.models.backbones.timm_vit import TIMMViT
 from mapet_mm.models.backbones.token_classifiers import OneHotTokens, TokenMLP, TokenViT
+from mapet_mm.models.backbones.two_stream_timm import MaPeTPretrainTIMM
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT, MaPeTViT
 from mapet_mm.models.data_preprocessors.data_preprocessor import (
     ClsDataPreprocessor,

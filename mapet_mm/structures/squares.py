@@ -8,23 +8,19 @@ belong to, so that squares which are not complete, or not of these images, are n
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from mapet_mm.structures.parts import (
-    PENDING,
-    SKIPPED,
-    WRITTEN,
-    Part,
-    Parts,
-    TokenStoreError,
-    damage_error,
-    name_hashes,
-)
-from mapet_mm.structures.token_store import PART_ROWS, TokenStore
+from mapet_mm.structures.manifest import new_store_folder
+from mapet_mm.structures.names import name_hashes
+from mapet_mm.structures.parts import PENDING, SKIPPED, WRITTEN, Part, Parts
+from mapet_mm.structures.tensor_file import TokenStoreError, damage_error
+from mapet_mm.structures.token_store import NO_TOKENIZER, PART_ROWS, TokenStore
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.identity import explain
 
@@ -175,3 +171,21 @@ class Squares(Parts):
         for part in range(len(self)):
             if self.missing_in(part).any():
                 raise damage_error(self.file(part), "it is gone or lacks squares")
+
+
+def images_store(path: str | os.PathLike, names: Sequence[str], data_root: str | os.PathLike) -> TokenStore:
+    """Open the store of images that get no tokens; make it if there is none.
+
+    Its grids are empty. It says which images can be decoded, all of them at first, and has their squares. Any
+    number of processes may call this at once.
+    """
+    identity = dict(grid=(0, 0), vocab_size=0, tokenizer=NO_TOKENIZER, preprocessing=None)
+    identity["data_root"] = str(data_root)
+    if not Path(path).exists():
+        try:
+            with new_store_folder(Path(path), names, identity) as folder:
+                TokenStore(folder).write(range(len(names)), np.empty((len(names), 0, 0), np.uint16))
+        except TokenStoreError:  # another process was faster
+            if not Path(path).exists():
+                raise
+    return TokenStore.open(path)

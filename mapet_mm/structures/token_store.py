@@ -8,11 +8,9 @@ of the new one. Whoever reads a part or the manifest in order to replace it hold
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,30 +20,20 @@ from jaxtyping import Bool, Int, Int64
 from mmengine.utils import to_2tuple
 from tqdm import tqdm
 
-from mapet_mm.structures.image_files import file_digests, require_same_files
-from mapet_mm.structures.names import StoredNames, names_file
-from mapet_mm.structures.parts import (
-    HOW_TO_RESTORE,
-    PENDING,
-    SKIPPED,
-    WRITTEN,
-    Parts,
-    TensorFile,
-    TokenStoreError,
-    name_hash,
-)
-from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
+from mapet_mm.structures.image_files import require_same_files
+from mapet_mm.structures.manifest import EXTRACT, MANIFEST, new_store_folder, read_manifest, write_names
+from mapet_mm.structures.names import StoredNames, name_hash
+from mapet_mm.structures.parts import PENDING, SKIPPED, WRITTEN, Parts
+from mapet_mm.structures.tensor_file import HOW_TO_RESTORE, TensorFile, TokenStoreError
+from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.identity import explain
 from mapet_mm.utils.shared_work import shared_lock
 
 PART_ROWS = 1024
-STORE_FORMAT = {"format": "mapet_mm.token_store", "version": 4}
 # Entries by which two stores fit together.
 IDENTITY_KEYS = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
-MANIFEST = "manifest.json"
 LOCK = ".lock"
 NO_TOKENIZER = "none"  # in place of a digest
-EXTRACT = "run `mapet-mm extract-tokens` with the tokenizer's config"
 
 
 class MissingTokensError(TokenStoreError, KeyError):
@@ -355,24 +343,6 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
     return TokenStore.open(path)
 
 
-def images_store(path: str | os.PathLike, names: Sequence[str], data_root: str | os.PathLike) -> TokenStore:
-    """Open the store of images that get no tokens; make it if there is none.
-
-    Its grids are empty. It says which images can be decoded, all of them at first, and has their squares. Any
-    number of processes may call this at once.
-    """
-    identity = dict(grid=(0, 0), vocab_size=0, tokenizer=NO_TOKENIZER, preprocessing=None)
-    identity["data_root"] = str(data_root)
-    if not Path(path).exists():
-        try:
-            with new_store_folder(Path(path), names, identity) as folder:
-                TokenStore(folder).write(range(len(names)), np.empty((len(names), 0, 0), np.uint16))
-        except TokenStoreError:  # another process was faster
-            if not Path(path).exists():
-                raise
-    return TokenStore.open(path)
-
-
 def move_images(path: str | os.PathLike, data_root: str | os.PathLike) -> TokenStore:
     """Record the folder in which the images of a store lie now; the store changes in one step."""
     with TokenStore.open(path).lock():
@@ -407,44 +377,3 @@ def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> Token
             no_grids = np.empty((0, *store.grid), store.dtype)
             merged.write([], no_grids, dict(zip(skipped_rows, skipped.values(), strict=True)))
     return TokenStore.open(path)
-
-
-def read_manifest(store: Path) -> dict[str, Any]:
-    """The manifest of a store; TokenStoreError if there is none, or one of another version."""
-    path = store / MANIFEST
-    if not path.exists():
-        how = f"is not a token store (it has no {MANIFEST})" if store.is_dir() else "does not exist"
-        raise TokenStoreError(f"token store `{store}` {how}: {EXTRACT} or correct the path")
-    manifest = json.loads(path.read_text())
-    if not STORE_FORMAT.items() <= manifest.items():
-        raise TokenStoreError(
-            f"`{store}` is not a token store of version {STORE_FORMAT['version']}: {EXTRACT} at another path"
-        )
-    return manifest
-
-
-@contextmanager
-def new_store_folder(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> Iterator[Path]:
-    """The folder of a store with names and no tokens, which appears at `path` when the block ends."""
-    try:
-        with new_folder(path) as folder:
-            (folder / "parts").mkdir()
-            manifest = {**STORE_FORMAT, "id": uuid.uuid4().hex[:12], **identity}
-            files = file_digests(identity["data_root"], names)
-            if files:
-                manifest["files"] = files
-            write_names(folder, manifest, names)
-            yield folder
-    except FileExistsError:
-        raise TokenStoreError(
-            f"`{path}` exists: choose another path or remove it; `mapet-mm extract-tokens` continues a store"
-        ) from None
-
-
-def write_names(store: Path, manifest: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Write a file of names, and the manifest that counts it."""
-    content = names_file(names)
-    digest = sha256(content).hexdigest()
-    file = f"names-{manifest['id']}-{digest[:12]}.safetensors"
-    replace_file(store / file, content)
-    replace_json(store / MANIFEST, {**manifest, "names": file, "names_sha256": digest, "rows": len(names)})

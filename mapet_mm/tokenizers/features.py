@@ -16,8 +16,9 @@ from torch import Tensor
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.structures.image_files import file_digests, require_same_files
-from mapet_mm.structures.names import StoredNames, names_file
-from mapet_mm.structures.parts import PENDING, Parts, TensorFile, encode_name
+from mapet_mm.structures.names import StoredNames, encode_name, names_file
+from mapet_mm.structures.parts import PENDING, Parts
+from mapet_mm.structures.tensor_file import TensorFile
 from mapet_mm.tokenizers.fill import GroupLoader, ImageGroup, fill
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, UnreadableImagesError
 from mapet_mm.utils.atomic_files import replace_file, replace_json

@@ -22,8 +22,7 @@ from mapet_mm.datasets.reading import ImageReader, UndecodableError
 from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.structures.names import read_lines
 from mapet_mm.structures.parts import PENDING, WRITTEN
-from mapet_mm.structures.squares import Squares
-from mapet_mm.structures.token_store import images_store
+from mapet_mm.structures.squares import Squares, images_store
 from mapet_mm.tokenizers.fill import GROUP_SIZE, ImageGroup, fill
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, note_skipped
 from mapet_mm.utils.config import require_entries, scope_of, type_name

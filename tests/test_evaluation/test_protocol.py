@@ -28,7 +28,7 @@ from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.evaluation.protocols.regression import LowShot
 from mapet_mm.evaluation.run import OpenFeatures, evaluate
 from mapet_mm.evaluation.tables import Row, bootstrap, mean_of_groups, results_table
-from mapet_mm.structures.parts import TensorFile
+from mapet_mm.structures.tensor_file import TensorFile
 from mapet_mm.utils.errors import UserError
 
 

@@ -33,8 +33,8 @@ from tqdm import tqdm
 
 import mapet_mm
 from mapet_mm.structures import TokenStore, extend_store
-from mapet_mm.structures.squares import Squares
-from mapet_mm.structures.token_store import PART_ROWS, images_store
+from mapet_mm.structures.squares import Squares, images_store
+from mapet_mm.structures.token_store import PART_ROWS
 from mapet_mm.tokenizers.squares import SquareLoader, store_images, verify_images
 from mapet_mm.utils.errors import UserError
 

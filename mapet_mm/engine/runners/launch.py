@@ -11,15 +11,13 @@ from filelock import Timeout
 from mmengine.config import Config, ConfigDict
 
 from mapet_mm.engine.hooks.total_batch_hook import check_accumulation
-from mapet_mm.engine.runners.resume import (
-    check_pretrained,
+from mapet_mm.engine.runners.recipe import (
     config_digests,
     differences,
     digest_but_for_fused,
-    find_checkpoint,
     recorded_digests,
-    require_checkpoint,
 )
+from mapet_mm.engine.runners.resume import check_pretrained, find_checkpoint, require_checkpoint
 from mapet_mm.engine.runners.schedule import check_checkpoints, check_schedule, is_of_type, lists_hook
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS

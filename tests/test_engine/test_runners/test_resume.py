@@ -17,16 +17,14 @@ from trainings import read_checkpoint, read_scalars
 
 from mapet_mm import weight_files
 from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
+from mapet_mm.engine.runners.recipe import config_digests, differences, recorded_digests
 from mapet_mm.engine.runners.resume import (
     BrokenCheckpointError,
     LaunchError,
     check_pretrained,
     check_start_names,
     check_weights,
-    config_digests,
-    differences,
     find_checkpoint,
-    recorded_digests,
     require_checkpoint,
 )
 from mapet_mm.registry import MODELS

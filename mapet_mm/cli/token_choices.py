@@ -112,7 +112,7 @@ def random_tokens(grid: int = GRID) -> Tokens:
     tower = dict(layers=[1, 1, 1, 1], width=16, image_size=16 * grid)
     config = dict(type="mapet_mm.KCLIP", clip_model=tower, pretrained=dict(type="random", seed=0), stride=16)
     words = (
-        "clusters of a random network's features, which know colours and textures only (better ones: "
-        "--tokenizer clip or init)"
+        "clusters of a random network's features, which know colours and textures only (better: --tokenizer "
+        "clip or init, or --method mae)"
     )
     return Tokens(words, config, 16 * grid, CLIP_STATISTICS)

@@ -1,12 +1,14 @@
 """The recipe of a training, as digests: by those in a checkpoint it is known to be of the same training."""
 
 import os
+import shlex
 from pathlib import Path
 
 from mmengine.config import Config
 
 from mapet_mm.engine.runners.resume import read
 from mapet_mm.utils.config import nodes
+from mapet_mm.utils.errors import LaunchError
 from mapet_mm.utils.identity import digest, digest_of_file
 
 # Entries that may differ between two starts of one training: where it runs, how much it logs.
@@ -34,9 +36,17 @@ def config_digests(cfg: Config) -> dict[str, str]:
 
 
 def recorded_digests(checkpoint: str, trust: bool = False) -> dict[str, str] | None:
-    """The digests of the training that wrote a checkpoint; None if MMEngine alone did."""
+    """The digests of the training that wrote a checkpoint; None if MMEngine alone did.
+
+    Raises:
+        LaunchError: it has weights alone, without the epoch of a training.
+    """
     content = read(Path(checkpoint).expanduser(), trust)
-    return content.get("meta", {}).get("recipe")
+    meta = content.get("meta", {})
+    if "epoch" not in meta:
+        option = f"--cfg-options load_from={shlex.quote(checkpoint)}"
+        raise LaunchError(f"{checkpoint} has no training that could go on: {option} starts from its weights")
+    return meta.get("recipe")
 
 
 def digest_but_for_fused(cfg: Config, before: dict[str, str] | None) -> dict[str, str]:

@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.model import PretrainedInit
 from mmengine.runner import load_checkpoint
+from packaging.version import Version
 from safetensors.torch import save_file
 from trainings import read_checkpoint, read_scalars
 
@@ -96,7 +97,7 @@ def configured(road: str, config: Path, path: str, work: Path, **kwargs) -> Conf
 def test_a_file_with_foreign_objects_is_refused_unless_it_is_trusted(trained, tmp_path, road, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0")
     path = tmp_path / "foreign.pth"
-    torch.save({"state_dict": {}, "mine": Foreign()}, path)
+    torch.save({"state_dict": {}, "meta": {"epoch": 1}, "mine": Foreign()}, path)
     with pytest.raises(LaunchError, match=r"Foreign.*--trust-checkpoint"):
         configured(road, trained.config, str(path), tmp_path / "work")
     configured(road, trained.config, str(path), tmp_path / "work", trust_checkpoint=True)
@@ -163,11 +164,26 @@ def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, content):
 
 
 def test_safetensors_and_work_dirs_are_refused_with_what_to_give_instead(trained, tmp_path):
-    save_file({"a": torch.ones(1)}, tmp_path / "weights.safetensors")
-    with pytest.raises(LaunchError, match=r"safetensors.*convert mm mm"):
-        require_checkpoint("checkpoint", str(tmp_path / "weights.safetensors"))
+    """PyTorch 2.14 reads safetensors, and so does MMEngine with it."""
+    file = str(tmp_path / "weights.safetensors")
+    save_file({"a": torch.ones(1)}, file)
+    if Version(torch.__version__) >= Version("2.14"):
+        assert require_checkpoint("checkpoint", file) == file
+    else:
+        with pytest.raises(LaunchError, match=r"safetensors.*convert mm mm"):
+            require_checkpoint("checkpoint", file)
     with pytest.raises(LaunchError, match="IsADirectory"):
         require_checkpoint("checkpoint", str(trained.work))
+
+
+def test_weights_alone_are_no_training_that_goes_on(trained, tmp_path):
+    weights = tmp_path / "weights.pth"
+    torch.save({"state_dict": read_checkpoint(trained.work, 2)["state_dict"], "meta": {}}, weights)
+    cfg = load_config(str(trained.config), work_dir=str(tmp_path / "work"))
+    with pytest.raises(
+        LaunchError, match=rf"{weights} has no training that could go on.*load_from={weights}"
+    ):
+        configure_training(cfg, str(weights))
 
 
 def test_a_copied_run_resumes_from_its_own_checkpoint_and_not_from_a_later_one_of_another_run(copy):
@@ -261,13 +277,13 @@ def test_a_training_from_other_weights_of_the_same_name_is_another_one(kind, tmp
     init_cfg = [dict(type="Constant", val=1.0), dict(type="Pretrained", checkpoint=str(weights))]
     cfg = Config(dict(model=dict(backbone=dict(init_cfg=init_cfg)), name="epoch_1.pth"))
     save({"a": torch.ones(3)}, weights)
-    torch.save({"meta": {"recipe": config_digests(cfg)}}, last)
+    torch.save({"meta": {"epoch": 1, "recipe": config_digests(cfg)}}, last)
     assert differences(config_digests(cfg), recorded_digests(str(last))) == []
     save({"a": torch.tensor([1.0, 1.0, 2.0])}, weights)
     assert differences(config_digests(cfg), recorded_digests(str(last))) == [f"content of {weights}"]
-    torch.save({"meta": {}}, last)  # of MMEngine alone
+    torch.save({"meta": {"epoch": 1}}, last)  # of MMEngine alone
     assert differences(config_digests(cfg), recorded_digests(str(last))) == []
-    torch.save({"meta": {}, "mine": Foreign()}, last)
+    torch.save({"meta": {"epoch": 1}, "mine": Foreign()}, last)
     with pytest.raises(LaunchError, match="Foreign"):
         recorded_digests(str(last))
     assert differences(config_digests(cfg), recorded_digests(str(last), trust=True)) == []

@@ -42,7 +42,7 @@ def recorded_digests(checkpoint: str, trust: bool = False) -> dict[str, str] | N
         LaunchError: it has weights alone, without the epoch of a training.
     """
     content = read(Path(checkpoint).expanduser(), trust)
-    meta = content.get("meta", {})
+    meta = content.get("meta") or {}
     if "epoch" not in meta:
         option = f"--cfg-options load_from={shlex.quote(checkpoint)}"
         raise LaunchError(f"{checkpoint} has no training that could go on: {option} starts from its weights")

@@ -54,7 +54,7 @@ def choose_change(run: Run, cache: Path) -> float:
         run: whose training has ended.
         cache: folder of the features.
     """
-    drop_skipped(run, VOTING, CHOOSING)
+    drop_skipped(run, CHOOSING)
     start = read_weights(run / INIT)
     trained, meta = read_checkpoint(run.checkpoint)
     trial = run.work_dir / "trial.pth"

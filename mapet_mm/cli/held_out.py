@@ -194,20 +194,20 @@ def choice_words(model: str, checkpoint: str | None, data: str | None) -> str:
     return "These weights were chosen by k-NN on images that are tested here, so their figures are too good."
 
 
-def drop_skipped(run: Run, voting: str = VOTING, tested: str = TESTED) -> None:
+def drop_skipped(run: Run, tested: str = TESTED) -> None:
     """Leave the images out of the verdict's lists that RUN's store skipped: they cannot be decoded.
 
     Images of a class that then has none to vote are not tested.
     """
     skipped = TokenStore.open(run.store).skipped
-    listed = {file: read_lines(run / file) for file in (voting, tested)}
+    listed = {file: read_lines(run / file) for file in (VOTING, tested)}
     kept = {}
     for file, lines in listed.items():
         kept[file] = [
             line for line in lines if line not in skipped and line.rpartition(" ")[0] not in skipped
         ]
-    if kept[voting]:
-        voted = {line.rpartition(" ")[2] for line in kept[voting]}
+    if kept[VOTING]:
+        voted = {line.rpartition(" ")[2] for line in kept[VOTING]}
         kept[tested] = [line for line in kept[tested] if line.rpartition(" ")[2] in voted]
     for file, lines in kept.items():
         if lines != listed[file]:  # a colleague's RUN may be where nothing can be written

@@ -65,8 +65,10 @@ def with_other_classes(cfg: Config, model: str, data: Data, cache: Path) -> tupl
 def decoded_images(run: Run) -> Split:
     """The images that a RUN trained on and held out, without those that it could not decode."""
     skipped = TokenStore.open(run.store).skipped
-    lists = ([name for name in read_lines(run / file) if name not in skipped] for file in (TRAINED, HELD_OUT))
-    return Split(*lists)
+    trained, held_out = (
+        [name for name in read_lines(run / file) if name not in skipped] for file in (TRAINED, HELD_OUT)
+    )
+    return Split(trained, held_out)
 
 
 def with_whole_groups(split: Split, labels: Labels, seed: int) -> tuple[Split, str]:

@@ -19,8 +19,8 @@ from mapet_mm.utils.precision import choose_dtype
 class AutocastOptimWrapper(OptimWrapper):
     """Optimizer wrapper with autocast: bfloat16 on devices that support it, else float16.
 
-    CPUs that compute bfloat16 slowly, those without AVX-512, stay with float32. float16 comes with loss
-    scaling. MMEngine's `AmpOptimWrapper` works only on CUDA.
+    CPUs that are not faster in bfloat16 stay with float32. float16 comes with loss scaling. MMEngine's
+    `AmpOptimWrapper` works only on CUDA.
 
     Args:
         optimizer: the optimizer.

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from filelock import Timeout
 from mmengine.config import Config, ConfigDict
+from mmengine.device import get_device
 
 from mapet_mm.engine.hooks.total_batch_hook import check_accumulation
 from mapet_mm.engine.runners.recipe import (
@@ -221,7 +222,7 @@ def configure_test(
     Args:
         cfg: a config of `load_config`, changed in place.
         checkpoint: the weights to test.
-        amp: autocast the forward pass.
+        amp: autocast the forward pass, as `AutocastOptimWrapper` does.
         tta: test-time augmentation with the config's `tta_model` and `tta_pipeline`.
         trust_checkpoint: load it whatever it holds, which can run code of its own.
 
@@ -236,10 +237,10 @@ def configure_test(
     own = dict(LABEL_CHECKS, portable_checkpoint=PORTABLE_CHECKPOINT)
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
     require_entries(cfg, "test_dataloader", "test_evaluator")
-    if amp:
+    device = get_device()
+    if amp and (dtype := choose_dtype(device)) is not torch.float32:
         cfg.test_cfg.fp16 = True  # MMEngine's name for autocast, on GPUs in float16 unless told otherwise
-        if torch.cuda.is_available():
-            torch.set_autocast_dtype("cuda", choose_dtype("cuda"))
+        torch.set_autocast_dtype(device, dtype)
     if tta:
         require_entries(cfg, "tta_model", "tta_pipeline")
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)

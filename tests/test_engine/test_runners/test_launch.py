@@ -37,7 +37,8 @@ def test_train_writes_checkpoints_and_says_what_and_what_next(trained):
 
 
 def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    times = {torch.bfloat16: 1, torch.float32: 2}
+    monkeypatch.setattr("mapet_mm.utils.precision.product_seconds", times.__getitem__)
     cfg = load_config(str(config), None, str(tmp_path / "work"))
     configure_training(cfg, amp=True, no_validate=True)
     runner = build_runner(cfg, "none")
@@ -58,6 +59,16 @@ def test_none_leaves_out_any_default_hook(config, tmp_path):
     hooks = {type(hook).__name__ for hook in build_runner(cfg, "none").hooks}
     assert not hooks & {"IterTimerHook", "VisualizationHook", "ClassNamesCheckHook"}
     assert hooks >= {"LoggerHook", "CheckpointHook", "PortableCheckpointHook"}
+
+
+@pytest.mark.parametrize(("seconds", "half"), [(0.5, True), (2, False)], ids=["fast", "slow"])
+def test_amp_tests_in_half_precision_where_it_is_faster(seconds, half, trained, monkeypatch):
+    times = {torch.bfloat16: seconds, torch.float32: 1}
+    monkeypatch.setattr("mapet_mm.engine.runners.launch.get_device", lambda: "cpu")
+    monkeypatch.setattr("mapet_mm.utils.precision.product_seconds", times.__getitem__)
+    cfg = load_config(str(trained.config))
+    configure_test(cfg, str(trained.work / "epoch_2.pth"), amp=True)
+    assert cfg.test_cfg.get("fp16", False) is half
 
 
 @pytest.mark.gpu

@@ -39,6 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "all, 3e-4, layer decay": {},
     "all, 1.5e-3": dict(lr=1.5e-3, **FLAT),
     "all, 1.2e-3, layer decay": dict(lr=1.2e-3),
+    "all, 6e-4, layer decay": dict(lr=6e-4),
     "attention, 1.5e-3": dict(train="attention", lr=1.5e-3, **FLAT),
     "attention, 6e-3": dict(train="attention", lr=6e-3, **FLAT),
     "lora, 1.5e-3": dict(train="lora", lr=1.5e-3, **FLAT),

@@ -1,6 +1,7 @@
 """Fixtures of the tests that train."""
 
 import io
+import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
@@ -49,3 +50,9 @@ def trained(tmp_path_factory, images) -> Trained:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
         run_tool(patch, "train.py", config, "--work-dir", work)
     return Trained(config, work, said.getvalue())
+
+
+@pytest.fixture
+def copy(trained, tmp_path) -> Path:
+    """The work dir of the run, copied: `last_checkpoint` still names the original's files."""
+    return Path(shutil.copytree(trained.work, tmp_path / "copy"))

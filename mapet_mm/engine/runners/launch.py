@@ -237,10 +237,13 @@ def configure_test(
     own = dict(LABEL_CHECKS, portable_checkpoint=PORTABLE_CHECKPOINT)
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
     require_entries(cfg, "test_dataloader", "test_evaluator")
-    device = get_device()
-    if amp and (dtype := choose_dtype(device)) is not torch.float32:
-        cfg.test_cfg.fp16 = True  # MMEngine's name for autocast, on GPUs in float16 unless told otherwise
-        torch.set_autocast_dtype(device, dtype)
+    if amp:
+        device = get_device()
+        dtype = choose_dtype(device)
+        # MMEngine's name for autocast, on GPUs in float16 unless told otherwise.
+        cfg.test_cfg.fp16 = dtype is not torch.float32
+        if cfg.test_cfg.fp16:
+            torch.set_autocast_dtype(device, dtype)
     if tta:
         require_entries(cfg, "tta_model", "tta_pipeline")
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)

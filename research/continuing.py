@@ -209,11 +209,22 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def tables(records: list[dict[str, Any]]) -> list[str]:
+    """A table for each list that measured and each width of the starts."""
+    groups = defaultdict(list)
+    for record in records:
+        width = record["start"].partition(", ")[2]
+        groups[record["measured"], width].append(record)
+    return [table(found) for found in groups.values()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("start", nargs="?", help="what the checkpoint has seen, a word")
+    parser.add_argument(
+        "start", nargs="?", help="what the checkpoint has seen: garments, or 'garments, 192 wide'"
+    )
     parser.add_argument("images", nargs="?", choices=[*CLASSIFIED, STREETS], help="to continue on")
     parser.add_argument("checkpoint", nargs="?", help="of the start, a training's")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
@@ -226,8 +237,7 @@ def main() -> None:
     args = parser.parse_args()
     records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
     if args.show:
-        for is_measured in (True, False):
-            print(table([one for one in records if (one["measured"] != CHOOSING) is is_measured]), "\n")
+        print("\n\n".join(tables(records)))
         return
     keys = ("start", "images", "way", "seed", "measured")
     done = {tuple(record[key] for key in keys) for record in records}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lab.records import precision_of
 from scipy.stats import t
 
 import mapet_mm
@@ -172,8 +173,9 @@ def continue_once(args: argparse.Namespace, way: str, seed: int) -> None:
         values[str(share)] = figures(place, weights, config, metrics)
         weights.unlink()
     said = dict(start=args.start, images=args.images, way=way, seed=seed, measured=args.measured)
+    precision = precision_of(run.work_dir)
     with RECORDS.open("a") as file:
-        file.write(json.dumps({**said, "by_share": values}) + "\n")
+        file.write(json.dumps({**said, "precision": precision, "by_share": values}) + "\n")
 
 
 def interval_text(values: list[float]) -> str:

@@ -18,11 +18,9 @@ from lab.paths import ROOT
 from lab.plan import FEATURES, changed_config, current_identity
 from lab.records import FILE, make_record, write_record
 from lab.runs import TRAIN, Run, environment_of, launch_words, measurement_of
-from mmengine.device import get_device
 
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.utils.precision import choose_dtype
 
 NOTE_SECONDS = 30
 
@@ -82,16 +80,6 @@ def teraflops_of(run: Run) -> float | None:
     return training_flops(changed_config(run.config, run.data, run.options), run.processes) / 1e12
 
 
-def precision_of(run: Run) -> str | None:
-    """What this machine chose for a training in mixed precision, "bfloat16" say; None for other runs."""
-    if run.command[0] != TRAIN or run.config is None:
-        return None
-    wrapper = changed_config(run.config, run.data, run.options).get("optim_wrapper") or {}
-    if "AutocastOptimWrapper" not in wrapper.get("type", ""):
-        return None
-    return str(choose_dtype(get_device())).removeprefix("torch.")
-
-
 @one_line_errors
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -112,7 +100,7 @@ def main() -> None:
             start(measurement_of(run), 1, args.threads)
         else:
             start(run, args.nodes, args.threads)
-        write_record(run, make_record(run, seconds_of(run), teraflops_of(run), precision_of(run)))
+        write_record(run, make_record(run, seconds_of(run), teraflops_of(run)))
         shutil.rmtree(Path(run.folder, FEATURES), ignore_errors=True)  # measured, and large
 
 

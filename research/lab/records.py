@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,7 @@ def write_kept(records: Iterable[Record], file: Path = RECORDS) -> None:
     replace_file(file, "".join(json.dumps(record) + "\n" for record in ordered).encode())
 
 
-def make_record(
-    run: Run, seconds: float, teraflops: float | None = None, precision: str | None = None
-) -> Record:
+def make_record(run: Run, seconds: float, teraflops: float | None = None) -> Record:
     """The record of a run that has just finished."""
     record = {name: getattr(run, name) for name in SAID}
     record["needs"] = [need.rpartition("-")[2] for need in run.needs]
@@ -64,16 +63,21 @@ def make_record(
     record["date"] = datetime.date.today().isoformat()
     if teraflops is not None:
         record["teraflops"] = teraflops
+    precision = precision_of(run.folder)
     if precision is not None:
         record["precision"] = precision
     return record
 
 
-def machine() -> str:
-    """What computes here: a GPU's name, or a CPU's instructions.
+def precision_of(work_dir: str | os.PathLike) -> str | None:
+    """What a training's logs say that it computed in, "bfloat16" say; None without autocast."""
+    logs = Path(work_dir).glob("*/*.log")
+    said = {dtype for log in logs for dtype in re.findall(r"autocast: torch\.(\w+)", log.read_text())}
+    return " and ".join(sorted(said)) or None
 
-    Autocast computes in bfloat16 on a CPU with AVX-512, and in float32 on one with AVX2.
-    """
+
+def machine() -> str:
+    """What computes here: a GPU's name, or a CPU's instructions."""
     import torch  # takes seconds, which showing a table need not wait
 
     if torch.cuda.is_available():

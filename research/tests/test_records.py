@@ -8,11 +8,23 @@ from pathlib import Path
 import pytest
 import recompute
 import records as command
+import torch
 from lab.plan import id_of, plan_table
-from lab.records import machine, make_record, read_finished, read_kept, write_kept, write_record
+from lab.records import (
+    machine,
+    make_record,
+    precision_of,
+    read_finished,
+    read_kept,
+    write_kept,
+    write_record,
+)
 from lab.runs import Run
 from lab.show import FilledTable
 from lab.tables import DeclarationError, load_table
+from mmengine.logging import MMLogger
+
+from mapet_mm.engine import AutocastOptimWrapper
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -89,11 +101,25 @@ def test_a_record_has_the_last_values_of_the_log_without_those_of_the_step(tmp_p
 @pytest.mark.parametrize(
     ("gpu", "named"), [(None, "AVX2"), ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")]
 )
-def test_a_record_names_what_decides_the_precision_of_its_training(gpu, named, monkeypatch):
+def test_a_record_names_what_computed_it(gpu, named, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu is not None)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: gpu)
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
     assert named in machine()
+
+
+def test_the_precision_of_a_training_is_what_its_logs_say(tmp_path):
+    """Of each start: a resumed training can have gone on in another one, and no table takes both."""
+    said = []
+    for start, dtype in (("first", None), ("second", "bfloat16"), ("elsewhere", "float32")):
+        log = tmp_path / start / f"{start}.log"
+        log.parent.mkdir(parents=True)
+        MMLogger.get_instance(start, log_file=str(log))  # becomes the current one
+        optimizer = torch.optim.SGD([torch.zeros(1)])
+        if dtype:
+            AutocastOptimWrapper(optimizer, dtype)
+        said.append(precision_of(tmp_path))
+    assert said == [None, "bfloat16", "bfloat16 and float32"]
 
 
 def test_a_table_does_not_mix_precisions():

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from lab.records import FILE
 from lab.runs import Run
 
@@ -79,17 +78,3 @@ def test_what_cannot_be_a_result_leaves_no_record(run, words, noun, monkeypatch)
         do(run, monkeypatch, *words)
     assert not Path(run.folder, FILE).exists()
     assert len(starts()) == ("converter" in noun or noun.startswith(("ended", "did")))
-
-
-@pytest.mark.parametrize(("seconds", "chosen"), [(2, "float32"), (0.5, "bfloat16")])
-def test_a_training_in_mixed_precision_says_what_its_machine_chose(seconds, chosen, monkeypatch):
-    monkeypatch.chdir(RUN.parents[1])
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    times = {torch.bfloat16: seconds, torch.float32: 1}
-    monkeypatch.setattr("mapet_mm.utils.precision.product_seconds", times.__getitem__)
-    precision_of = runpy.run_path(str(RUN))["precision_of"]
-    recipe = "research/configs/mapet_vit-micro_kclip_1xb32-amp-coslr.py"
-    training = dict(kind="pre-training", command=["tools/train.py", recipe], config=recipe, data="digits")
-    assert precision_of(a_run(**training)) == chosen
-    training["config"] = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
-    assert precision_of(a_run(**training)) is None

@@ -39,12 +39,13 @@ from mapet_mm.utils.run_folder import (
 )
 
 PAPERS_RATE = 1.5e-3
-# For a training that continues from --init: the highest rate, for 64 images a step, and the share of it that
-# each layer has of the next one's. By trials (docs/pretrain.md names them): about the rate at which the
-# start was pre-trained, and layer decay, which keeps more of it.
-CONTINUING_RATE = 3e-4
+# A training that continues from --init: the highest rate, for 64 images a step, and the share of it that each
+# layer has of the next one's. By trials, in research/results/continuing.md, with narrow ViTs; wider ones, of
+# which none was tried, learn more slowly, because best rates usually fall with the width.
+CONTINUING_NARROW = (1.5e-3, 1.0)
+NARROW = 192  # at most
+CONTINUING_WIDE = (3e-4, 0.75)
 CONTINUING_BATCH = 64
-CONTINUING_DECAY = 0.75
 MAX_SKIPPED = 0.05  # share of the images that may be left out
 PROBES = 10  # of k-NN, during the training
 MOST_PROBED = 2_000  # images
@@ -144,8 +145,9 @@ def set_schedule(cfg: Config, args: PretrainOptions, choices: Choices) -> None:
     total = args.batch_size * process_count(args)
     # Both rates are meant for a number of images: Adam's goes with its square root.
     if choices.start:
-        rate = CONTINUING_RATE * math.sqrt(total / CONTINUING_BATCH)
-        decay = CONTINUING_DECAY
+        is_narrow = cfg.model.head.embed_dims <= NARROW
+        rate, decay = CONTINUING_NARROW if is_narrow else CONTINUING_WIDE
+        rate *= math.sqrt(total / CONTINUING_BATCH)
         share = 10  # of the epochs warms up: head and mask token are new, and their gradients reach the rest
     else:
         papers_rate = cfg.optim_wrapper.optimizer.lr

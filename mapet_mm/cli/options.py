@@ -180,8 +180,8 @@ class PretrainOptions(Options):
         Option(
             number("above 0", lambda rate: rate > 0),
             "highest learning rate",
-            "for 64 images a step 3e-4 with --init or MAE, else 2.65e-4, and with the square root of their "
-            "number",
+            "for 64 images a step 3e-4 with --init or MAE, 1.5e-3 with --init up to a width of 192, else "
+            "2.65e-4, and with the square root of their number",
             "RATE",
             recorded="always",
         ),
@@ -191,7 +191,7 @@ class PretrainOptions(Options):
         Option(
             number("above 0, and at most 1", lambda share: 0 < share <= 1),
             "layer-wise learning-rate decay: each layer learns at this share of the next one's rate",
-            "0.75 with --init, else 1",
+            "0.75 with --init of more than 192 channels, else 1",
             "SHARE",
             recorded="always",
         ),

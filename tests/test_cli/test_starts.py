@@ -565,13 +565,6 @@ def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp
     assert (steps[1].scale, steps[1].interpolation, steps[2].crop_size) == (36, "bilinear", SIDE)
     assert tokens.data_preprocessor.mean == training.data_preprocessor.mean == [102.0, 127.5, 153.0]
     assert training.model.backbone.cutting_point == 5 + 4  # class token, four registers, a quarter of 4 x 4
-    # The rate goes with the square root of the 4 images a step, from 3e-4 for 64.
-    assert training.optim_wrapper.optimizer.lr == pytest.approx(7.5e-5)
-    assert training.optim_wrapper.paramwise_cfg == dict(layer_decay_rate=0.75)
-    continue_start(photographs, tmp_path / "other", name, "--lr", "1e-3", "--layer-decay", "1")
-    asked = Config.fromfile(tmp_path / "other/pretrain.py").optim_wrapper
-    assert asked.optimizer.lr == 1e-3
-    assert "paramwise_cfg" not in asked
     assert "train_backbone" not in training.model
     continue_start(photographs, tmp_path / "a part", name, "--train", "attention")
     assert Config.fromfile(tmp_path / "a part/pretrain.py").model.train_backbone == "attention"
@@ -581,6 +574,23 @@ def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp
     assert config.test_dataloader.dataset.pipeline[1:3] == steps[1:3]  # for `mapet-mm evaluate`
     # No path that a moved RUN would miss.
     assert str(tmp_path / "start") not in (tmp_path / "run/pretrain.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("width", "asked", "rate", "decay"),
+    [
+        (192, [], 1.5e-3 / 4, None),  # for the 4 images of a step: a quarter of that for 64
+        (204, [], 3e-4 / 4, 0.75),
+        (204, ["--lr", "1e-3", "--layer-decay", "1"], 1e-3, None),
+        (192, ["--layer-decay", "0.9"], 1.5e-3 / 4, 0.9),
+    ],
+)
+def test_wide_starts_learn_slowly_unless_asked(width, asked, rate, decay, photographs, planned, tmp_path):
+    name, _ = save("timm", "vit", tmp_path / "start", embed_dim=width)
+    continue_start(photographs, tmp_path / "run", name, *asked)
+    wrapper = Config.fromfile(tmp_path / "run/pretrain.py").optim_wrapper
+    assert wrapper.optimizer.lr == pytest.approx(rate)
+    assert wrapper.get("paramwise_cfg") == (dict(layer_decay_rate=decay) if decay else None)
 
 
 def test_visible_mim_continues_a_start_with_a_predictor_of_its_width(photographs, planned, tmp_path):

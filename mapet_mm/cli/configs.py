@@ -40,8 +40,8 @@ from mapet_mm.utils.run_folder import (
 
 PAPERS_RATE = 1.5e-3
 # A training that continues from --init: the highest rate, for 64 images a step, and the share of it that each
-# layer has of the next one's. By trials, in research/results/continuing.md, with narrow ViTs; wider ones, of
-# which none was tried, learn more slowly, because best rates usually fall with the width.
+# layer has of the next one's. By trials with narrow ViTs (docs/pretrain.md names them); wider ones, of which
+# none was tried, learn more slowly, because best rates usually fall with the width.
 CONTINUING_NARROW = (1.5e-3, 1.0)
 NARROW = 192  # at most
 CONTINUING_WIDE = (3e-4, 0.75)

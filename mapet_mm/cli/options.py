@@ -180,8 +180,8 @@ class PretrainOptions(Options):
         Option(
             number("above 0", lambda rate: rate > 0),
             "highest learning rate",
-            "for 64 images a step 3e-4 with --init or MAE, 1.5e-3 with --init up to a width of 192, else "
-            "2.65e-4, and with the square root of their number",
+            "for 64 images a step 1.5e-3 with --init of up to 192 channels, 3e-4 with a wider one or MAE, "
+            "else 2.65e-4, and with the square root of their number",
             "RATE",
             recorded="always",
         ),
